@@ -1,0 +1,68 @@
+"""What a training framework does with memory, kernels and overlap, as data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from simcore.inputs.model import Frozen
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class MemoryStyle(StrEnum):
+    """Which tensors layers keep and how states are held."""
+
+    TE = "transformer-engine"
+    LOCAL = "megatron-local"
+    FSDP = "fsdp"
+
+
+class Profile(Frozen):
+    """One version of one framework.
+
+    `defaults` are field values that the framework takes where the user says nothing, under
+    the strategy's own field names.
+    """
+
+    version: str
+    released: str
+    defaults: dict[str, int | float | bool | str] = {}
+    memory_style: MemoryStyle = MemoryStyle.TE
+    dummy_weight_gradients: bool = True
+    """One bf16 buffer a distinct weight shape under fused gradient accumulation (TE >= 2.3)."""
+    grouped_dummy_gradients: bool = True
+    """The same for experts (TE >= 2.10)."""
+    adam_upcast_moments: bool = False
+    """FusedAdam casts bf16 moments to fp32 temporaries (TE 2.11)."""
+    probabilities_in_dispatch: bool = True
+    logits_fp32_copies: Annotated[float, Field(ge=0, le=8)] = 1
+    """fp32 copies of the logits that the unfused loss holds at its peak, beside bf16 ones."""
+    logits_gathered: bool = False
+    """Every tensor rank holds the logits of the whole vocabulary."""
+    norm_keeps_fp32: bool = False
+    """An unfused norm that keeps fp32 intermediates (16 B an element and layer)."""
+    frees_pipeline_output: bool = True
+    overlap_grad_reduce_share: Share = 0.9
+    """Share of the gradient reduction that backward can hide at most."""
+    overlap_param_gather_share: Share = 0.9
+    tp_overlap_share: Share = 0.65
+    ep_overlap_share: Share = 0.8
+    fsdp_prefetch_share: Share = 0.95
+    moe_layer_cpu_us: Annotated[float, Field(ge=0, le=1e6)] = 4000
+    """CPU time of launching a MoE layer, forward and backward, of one micro-batch."""
+    dense_layer_cpu_us: Annotated[float, Field(ge=0, le=1e6)] = 900
+    step_overhead_us: Annotated[float, Field(ge=0, le=1e7)] = 5000
+    """Once a step: data, logging, synchronisation."""
+    source: str
+
+
+class FrameworkSpec(Frozen):
+    """A framework and its versions, oldest first."""
+
+    name: str
+    description: str = ""
+    newest: str
+    profiles: tuple[Profile, ...] = Field(min_length=1)

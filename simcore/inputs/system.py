@@ -1,0 +1,120 @@
+"""What a cluster is made of: accelerator, links, and how fast they go in practice."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from simcore.inputs.model import Frozen
+
+Rate = Annotated[float, Field(gt=0, le=1e9)]
+Frac = Annotated[float, Field(gt=0, le=1)]
+Micros = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Provenance(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"
+    FITTED = "fitted"
+    DATASHEET = "datasheet"
+    TRANSFERRED = "transferred"
+    VENDOR_CLAIM = "vendor-claim"
+    USER = "user"
+
+
+class Figures(Frozen):
+    """Source and kind of the figures of one section."""
+
+    provenance: Provenance
+    source: str = Field(min_length=1)
+
+
+class Accelerator(Figures):
+    """One device."""
+
+    vendor: str
+    architecture: str
+    """Chip generation (ampere, hopper, blackwell, cdna3, ...): decides fp8 copies and workspaces."""
+    peak_bf16_tflops: Rate
+    """Dense matrix rate, without sparsity."""
+    peak_fp8_tflops: Annotated[float, Field(ge=0)] = 0
+    """0: no fp8 units; fp8 strategies are refused."""
+    peak_fp4_tflops: Annotated[float, Field(ge=0)] = 0
+    memory_gib: Rate
+    """As the driver reports it."""
+    memory_bandwidth_gb_per_s: Rate
+    num_multiprocessors: Annotated[int, Field(ge=1, le=4096)]
+    l2_cache_mib: Rate = 50
+    power_w: Rate = 700
+    price_per_hour_usd: Annotated[float, Field(ge=0)] = 0
+    """0: unknown; the objective `cost` then needs --price-per-gpu-hour."""
+
+
+class Efficiency(Figures):
+    """How much of the peaks kernels reach in a training step.
+
+    Each is a share of the peak named; `simcore.costs` says how they combine with the shape.
+    """
+
+    gemm_bf16_frac: Frac
+    """Large matrix product, bf16, sustained in a step."""
+    gemm_fp8_frac: Frac = 0.6
+    grouped_gemm_frac: Frac = 0.8
+    """Grouped product over a dense one of the same total size."""
+    attention_forward_frac: Frac
+    """Fused causal attention, head size 128, long sequence, of the bf16 peak."""
+    attention_backward_frac: Frac
+    memory_frac: Frac
+    """Element-wise kernels, of the memory bandwidth."""
+    permute_frac: Frac = 0.5
+    launch_s_per_kernel_us: Micros = 5.0
+    """GPU-side gap between kernels that no graph removes."""
+    cpu_launch_us: Micros = 6.0
+    """Time the CPU needs to launch one kernel."""
+
+
+class Network(Figures):
+    """Links, one way and a GPU. A group inside `domain_size` GPUs uses the scale-up link."""
+
+    gpus_per_node: Annotated[int, Field(ge=1, le=4096)]
+    domain_size: Annotated[int, Field(ge=1, le=4096)]
+    """GPUs that reach each other over the scale-up link (NVLink domain)."""
+    scale_up_gb_per_s: Rate
+    scale_up_all_reduce_frac: Frac = 0.75
+    scale_up_all_gather_frac: Frac = 0.7
+    scale_up_all_to_all_frac: Frac = 0.6
+    scale_up_p2p_frac: Frac = 0.7
+    scale_up_latency_us: Micros = 5.0
+    """A step of a ring."""
+    scale_up_is_mesh: bool = False
+    """Direct links without a switch: a group of n uses only n-1 of the links (MI300X)."""
+    scale_up_all_reduce_offload: bool = False
+    """The switch reduces (NVLS): an all-reduce moves each byte about once."""
+    nic_gb_per_s: Rate
+    """Of one GPU's share of the node's NICs."""
+    nics_per_node: Annotated[int, Field(ge=1, le=4096)] = 8
+    scale_out_frac: Frac = 0.8
+    scale_out_all_to_all_frac: Frac = 0.6
+    scale_out_latency_us: Micros = 15.0
+    rail_optimised: bool = True
+    """GPU i of each node hangs on switch i; traffic between rails crosses the spine."""
+    oversubscription: Annotated[float, Field(ge=1, le=64)] = 1.0
+    """Downlinks over uplinks above the leaf; 1: full bisection."""
+    leaf_nodes: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Nodes below one leaf switch (or rail group), where oversubscription starts."""
+    pcie_gb_per_s: Rate = 55
+    """To the host, one way, for offload."""
+
+
+class SystemSpec(Frozen):
+    """A cluster of one kind of node."""
+
+    name: str = Field(min_length=1, max_length=200)
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    accelerator: Accelerator
+    efficiency: Efficiency
+    network: Network
