@@ -34,6 +34,15 @@ class Norm(StrEnum):
     LAYERNORM = "layernorm"
 
 
+class Activation(StrEnum):
+    """Non-linearity of the MLP; a gated MLP multiplies its result with a second projection."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    RELU = "relu"
+    SQUARED_RELU = "squared_relu"
+
+
 class Frozen(BaseModel):
     """Base of every spec: unknown keys are refused, values are never coerced or changed."""
 
@@ -100,6 +109,8 @@ class ModelSpec(Frozen):
     """
 
     name: str = Field(min_length=1, max_length=200)
+    aliases: tuple[str, ...] = ()
+    """Other names under which a built-in model is found, such as its Hugging Face id."""
     family: str = "custom"
     source: str = Field(min_length=1)
     num_layers: Annotated[int, Field(ge=1, le=4096)]
@@ -110,11 +121,14 @@ class ModelSpec(Frozen):
     ffn_hidden_size: Positive
     """Width of the dense MLP (of the dense layers, in a model with experts)."""
     gated_mlp: bool = True
+    activation: Activation = Activation.SILU
     vocab_size: Positive
     seq_len: Positive
     """Sequence length that is trained where the user gives none."""
     max_position_embeddings: Positive
     normalization: Norm = Norm.RMSNORM
+    norm_bias: bool = True
+    """Whether layer norms have a bias (MPT's have none); an RMS norm never has one."""
     tied_embeddings: bool = False
     learned_positions: bool = False
     rotary: bool = True
@@ -143,7 +157,9 @@ class ModelSpec(Frozen):
     attention_pattern: tuple[AttentionKind, ...] = (AttentionKind.FULL,)
     """Attention of layer i is entry i modulo the length."""
     moe_layers: tuple[bool, ...] | None = None
-    """Which layers hold experts; None: all of them where `moe` is given."""
+    """Which layers hold experts; None: where `moe` is given, all behind `first_dense_layers`."""
+    first_dense_layers: Count = 0
+    """Layers at the beginning that hold no experts (DeepSeek)."""
     mtp_num_layers: Annotated[int, Field(ge=0, le=16)] = 0
     """Multi-token-prediction layers that the model's config brings."""
 
@@ -157,6 +173,10 @@ class ModelSpec(Frozen):
                              f"got {len(self.moe_layers)}")
         if self.moe_layers is not None and any(self.moe_layers) and self.moe is None:
             raise ValueError("moe_layers needs moe, the description of the experts")
+        if self.moe_layers is not None and self.first_dense_layers:
+            raise ValueError("moe_layers names every layer: leave out first_dense_layers")
+        if not self.attention_pattern:
+            raise ValueError("attention_pattern must name at least one kind of attention")
         if AttentionKind.SLIDING in self.attention_pattern and not self.sliding_window:
             raise ValueError("attention_pattern has sliding layers: sliding_window is needed")
         if AttentionKind.LINEAR in self.attention_pattern and self.linear_attention is None:
@@ -166,13 +186,14 @@ class ModelSpec(Frozen):
     @cached_property
     def is_moe(self) -> bool:
         """Whether any layer holds experts."""
-        return self.moe is not None and (self.moe_layers is None or any(self.moe_layers))
+        return any(kind.mlp is MlpKind.MOE for kind in self.layer_kinds)
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """Kind of every layer, in order."""
         pattern = self.attention_pattern
-        has_moe = self.moe_layers or (self.moe is not None,) * self.num_layers
+        has_moe = self.moe_layers or tuple(
+            self.moe is not None and i >= self.first_dense_layers for i in range(self.num_layers))
         return tuple(
             LayerKind(attention=pattern[i % len(pattern)],
                       mlp=MlpKind.MOE if has_moe[i] else MlpKind.DENSE)

@@ -37,7 +37,7 @@ class Accelerator(Figures):
 
     vendor: str
     architecture: str
-    """Chip generation (ampere, hopper, blackwell, cdna3, ...): decides fp8 copies and workspaces."""
+    """Chip generation (ampere, hopper, cdna3, ...): decides fp8 copies and workspaces."""
     peak_bf16_tflops: Rate
     """Dense matrix rate, without sparsity."""
     peak_fp8_tflops: Annotated[float, Field(ge=0)] = 0
@@ -82,6 +82,8 @@ class Network(Figures):
     gpus_per_node: Annotated[int, Field(ge=1, le=4096)]
     domain_size: Annotated[int, Field(ge=1, le=4096)]
     """GPUs that reach each other over the scale-up link (NVLink domain)."""
+    domain_used: Annotated[int, Field(ge=0, le=4096)] = 0
+    """GPUs of a domain that a job of several domains takes; 0: all (64 of 72 in NVL72)."""
     scale_up_gb_per_s: Rate
     scale_up_all_reduce_frac: Frac = 0.75
     scale_up_all_gather_frac: Frac = 0.7
@@ -89,6 +91,11 @@ class Network(Figures):
     scale_up_p2p_frac: Frac = 0.7
     scale_up_latency_us: Micros = 5.0
     """A step of a ring."""
+    collective_base_us: Micros = 15.0
+    """Of any collective, whatever its group: launch and synchronisation."""
+    scale_up_own_frac: Annotated[float, Field(ge=0, le=1)] = 0.35
+    """Time of a rank's own share, which is copied and starts the pipeline, over that of one
+    received: why a pair reaches three quarters of the bandwidth of eight."""
     scale_up_is_mesh: bool = False
     """Direct links without a switch: a group of n uses only n-1 of the links (MI300X)."""
     scale_up_all_reduce_offload: bool = False

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=BaseModel)
 _Base: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _StrictLoader(_Base):  # type: ignore[misc, valid-type]
+class _StrictLoader(_Base):  # type: ignore[misc]
     """A safe loader that refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> object:
@@ -169,11 +169,15 @@ def validate(kind: type[M], data: object, *, where: str) -> M:
     """
     mapping = require_mapping(data, where=where)
     try:
-        return kind.model_validate(mapping)
+        # Strict, so that no text or boolean passes for a number; by way of JSON, where a list is
+        # a tuple and text an enum's value.
+        return kind.model_validate_json(json.dumps(mapping), strict=True)
     except ValidationError as error:
         raise InputError([_issue(kind, e, where) for e in error.errors()]) from error  # type: ignore[arg-type]
     except RecursionError as error:
         raise InputError(Issue(where, "is nested too deeply")) from error
+    except (TypeError, ValueError) as error:
+        raise InputError(Issue(where, f"holds what JSON cannot: {str(error)[:100]}")) from error
 
 
 def _issue(kind: type[BaseModel], error: dict[str, object], where: str) -> Issue:

@@ -1,0 +1,151 @@
+"""How far predictions are from measured runs: errors, verdicts and ranking."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from autotune.compare import Outcome, files
+from simcore.typing import FloatArray
+
+MIN_RAN = 5
+"""Runs that a ranking group needs at least."""
+GROUP_FIELDS = ("gpus", "seq_len", "gbs", "precision", "recompute", "sp")
+
+
+def _error_summary(outcomes: Sequence[Outcome], name: str) -> dict[str, Any]:
+    errors = [e for o in outcomes if (e := o.error_pct(name)) is not None]
+    if not errors:
+        return {"n": 0, "mean_abs_pct": None, "median_abs_pct": None, "p90_abs_pct": None,
+                "max_abs_pct": None, "bias_pct": None}
+    sizes = np.abs(errors)
+    return {"n": len(errors), "mean_abs_pct": float(sizes.mean()),
+            "median_abs_pct": float(np.median(sizes)),
+            "p90_abs_pct": float(np.percentile(sizes, 90)),
+            "max_abs_pct": float(sizes.max()), "bias_pct": float(np.mean(errors))}
+
+
+def _fits(outcome: Outcome) -> bool:
+    return outcome.predicted["verdict"] != "does_not_fit"
+
+
+def _oom_summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Count verdicts: a row that ran fits, ``oom=1`` does not; marginal counts as fitting."""
+    told = [o for o in outcomes if o.predicted and (o.run.ran or o.run.oom)]
+    ran = [o for o in told if o.run.ran]
+    failed = [o for o in told if not o.run.ran]
+    false_oom = sum(not _fits(o) for o in ran)
+    false_fit = sum(_fits(o) for o in failed)
+    right = len(told) - false_oom - false_fit
+    return {"n": len(told), "ran": len(ran), "failed": len(failed),
+            "accuracy": right / len(told) if told else None, "false_fit": false_fit,
+            "false_oom": false_oom,
+            "marginal": sum(o.predicted["verdict"] == "marginal" for o in told)}
+
+
+def ranks(values: Sequence[float]) -> FloatArray:
+    """Rank values from 1, ties at their mean rank."""
+    array = np.asarray(values, dtype=np.float64)
+    _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2.0)[inverse], dtype=np.float64)
+
+
+def spearman(one: Sequence[float], two: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; None where one side does not vary."""
+    a, b = ranks(one), ranks(two)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale else None
+
+
+def ranking_groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Group rows that answer the same question, at least five of which ran."""
+    found: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        run = outcome.run
+        if outcome.predicted:
+            key = (run.file, run.model, run.system, run.conditions.get("kernel", ""),
+                   *(str(run.fields.get(name, "")) for name in GROUP_FIELDS))
+            found[key].append(outcome)
+    return [group for group in found.values()
+            if sum(o.run.ran and o.step_time_s is not None for o in group) >= MIN_RAN]
+
+
+def _ranking_summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    groups = ranking_groups(outcomes)
+    correlations: list[float] = []
+    regrets: list[float] = []
+    failed_picks = 0
+    for group in groups:
+        timed = [(float(o.predicted["step_time_s"]), o.step_time_s) for o in group
+                 if o.run.ran and o.step_time_s is not None]
+        measured = [m for _, m in timed]
+        correlation = spearman([p for p, _ in timed], measured)
+        if correlation is not None:
+            correlations.append(correlation)
+        # What the prediction puts first: the fastest of what it says fits, if anything does.
+        choice = [o for o in group if o.run.oom or o.step_time_s is not None]
+        pick = min(choice, key=lambda o: (not _fits(o), float(o.predicted["step_time_s"])))
+        if not pick.run.ran or pick.step_time_s is None:
+            failed_picks += 1
+        else:
+            regrets.append(100.0 * (pick.step_time_s / min(measured) - 1.0))
+    return {"groups": len(groups),
+            "spearman_median": float(np.median(correlations)) if correlations else None,
+            "regret_mean_pct": float(np.mean(regrets)) if regrets else None,
+            "regret_p90_pct": float(np.percentile(regrets, 90)) if regrets else None,
+            "regret_max_pct": float(np.max(regrets)) if regrets else None,
+            "failed_picks": failed_picks}
+
+
+def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Summarise errors of time and memory, verdicts and ranking."""
+    return {"rows": len(outcomes), "skipped": sum(o.skipped is not None for o in outcomes),
+            "step_time": _error_summary(outcomes, "step_time"),
+            "peak_memory": _error_summary(outcomes, "peak_memory"),
+            "oom": _oom_summary(outcomes), "ranking": _ranking_summary(outcomes)}
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    run = outcome.run
+    measured = {**run.measured, "step_time_s": outcome.step_time_s,
+                "peak_memory_gib": outcome.peak_memory_gib,
+                "oom": None if run.oom is None else int(run.oom)}
+    nothing = {"step_time_s": None, "peak_memory_gib": None, "device_memory_gib": None,
+               "verdict": None}
+    row: dict[str, Any] = {"file": run.file, "id": run.id, "model": run.model, "system": run.system,
+           "measured": measured, "predicted": dict(outcome.predicted) or nothing,
+           "error_pct": {name: outcome.error_pct(name) for name in ("step_time", "peak_memory")},
+           "skipped": outcome.skipped}
+    if outcome.notes:
+        row["notes"] = list(outcome.notes)
+    if run.doubtful:
+        row["doubtful"] = run.doubtful
+    return row
+
+
+def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Build the JSON of ``validate``.
+
+    Returns
+    -------
+    dict
+        `rows`, `summary`, `by_file`; also `by_system`, and `without_doubtful` where rows are
+        named as doubtful.
+    """
+    systems = list(dict.fromkeys(o.run.system for o in outcomes))
+    result: dict[str, Any] = {
+        "rows": [_row(outcome) for outcome in outcomes],
+        "summary": summarise(outcomes),
+        "by_file": {name: summarise([o for o in outcomes if o.run.file == name])
+                    for name in files(outcomes)},
+        "by_system": {name: summarise([o for o in outcomes if o.run.system == name])
+                      for name in systems},
+    }
+    if any(o.run.doubtful for o in outcomes):
+        result["without_doubtful"] = summarise([o for o in outcomes if not o.run.doubtful])
+    return result

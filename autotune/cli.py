@@ -1,0 +1,109 @@
+"""The command line's commands and their options; what they do stands in `autotune.commands`.
+
+Nothing heavy is imported here: a command imports what it needs when it runs, so that
+``autotune --help`` and shell completion answer at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from inspect import Parameter, Signature
+
+import typer
+
+from autotune.commands import options
+
+Handler = Callable[[Mapping[str, object]], int]
+
+EPILOG = (
+    "Exit status: 0 done, 2 bad input (each problem in one line on stderr), 3 nothing fits, "
+    "1 anything else. Every command takes --format table, json, csv or yaml; JSON stands alone "
+    "on stdout, warnings and progress go to stderr."
+)
+
+COMMANDS: tuple[tuple[str, str, Callable[[], list[Parameter]], str], ...] = (
+    ("search", "autotune.commands.search", options.search_parameters, """\
+Find the best strategies for a model on a number of GPUs.
+
+Lists every legal way to train the model, leaves out what does not fit, and ranks the rest.
+Each field below takes a value (held fixed), a list such as 1,2,4 or 'auto' (all sensible
+values). What is left out is searched where it changes only speed and memory, and keeps its
+default where it changes the result of training (precision, gbs, seq_len, optimizer).
+
+Example: autotune search --model llama70b --gpus 1024 --tp 4,8 --recompute auto
+
+Exit status 3 where nothing fits: the nearest miss is shown, and what would make it fit."""),
+    ("predict", "autotune.commands.predict", options.predict_parameters, """\
+Predict memory and speed of one strategy.
+
+Give the strategy as options, or as a file that names its model, system and GPUs; options
+override the file. A strategy that does not fit is still predicted (exit status 0, verdict
+does_not_fit): 'check' is the command that answers with its exit status.
+
+Example: autotune predict --model llama70b --gpus 1024 --tp 8 --pp 4 --gbs 1024"""),
+    ("check", "autotune.commands.check", options.predict_parameters, """\
+Tell whether one strategy is legal and fits.
+
+Exit status 0 where it fits or is marginal, 2 where it is illegal (each broken rule in one line,
+with the nearest legal values), 3 where it does not fit (with the part of memory that binds and
+changes that would make it fit). Takes what 'predict' takes."""),
+    ("validate", "autotune.commands.validate", options.validate_parameters, """\
+Compare predictions with measured runs.
+
+Every row of each table is predicted, or skipped with a reason. Reports the error of step time
+and peak memory, out-of-memory verdicts, and how well the ranking picks the fastest run. Without
+a table it uses the published runs that ship with the program."""),
+    ("models", "autotune.commands.models", options.catalogue_parameters, """\
+List the built-in models, or show one with its figures and their source."""),
+    ("systems", "autotune.commands.systems", options.catalogue_parameters, """\
+List the built-in systems, or show one with its figures and their sources."""),
+)
+
+
+def _version(value: bool) -> None:  # noqa: FBT001 - typer's callback passes it so
+    if value:
+        from importlib.metadata import PackageNotFoundError, version
+        try:
+            number = version("autotune")
+        except PackageNotFoundError:
+            number = "(not installed)"
+        typer.echo(f"autotune {number}")
+        raise typer.Exit(0)
+
+
+def _root(
+    version: bool = typer.Option(  # noqa: FBT001
+        False, "--version", callback=_version, is_eager=True,
+        help="Show the version and exit."),
+    debug: bool = typer.Option(  # noqa: FBT001
+        False, "--debug", help="Show the traceback of a bug."),
+) -> None:
+    """Find out how to train a large language model: which parallel strategy fits and is fastest.
+
+    Memory of every rank, step time and throughput are predicted without a GPU.
+    """
+
+
+def _command(module: str, parameters: list[Parameter], text: str) -> Callable[..., None]:
+    """Make the function that typer reads: its options from a list, its work from a module."""
+
+    def command(**values: object) -> None:
+        run: Handler = import_module(module).run
+        raise typer.Exit(run(values))
+
+    command.__doc__ = text
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def build() -> typer.Typer:
+    """Build the application."""
+    app = typer.Typer(name="autotune", no_args_is_help=True, add_completion=True,
+                      rich_markup_mode="rich", pretty_exceptions_enable=False,
+                      context_settings={"help_option_names": ["-h", "--help"]})
+    app.callback(epilog=EPILOG)(_root)
+    for name, module, parameters, text in COMMANDS:
+        app.command(name, no_args_is_help=name in ("search", "predict", "check"))(
+            _command(module, parameters(), text))
+    return app

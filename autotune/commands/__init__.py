@@ -1,0 +1,1 @@
+"""What each command does: load, call, render, exit status."""

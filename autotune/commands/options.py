@@ -1,0 +1,157 @@
+"""Options of the commands; those of strategy fields are made from the table of fields."""
+
+from __future__ import annotations
+
+from inspect import Parameter
+from typing import Annotated
+
+import typer
+
+from simcore.inputs.fields import FIELDS, Field, Kind
+
+FORMATS = ("table", "json", "csv", "yaml")
+MODEL = "Model"
+OUTPUT = "Output"
+PANELS = {
+    "workload": "Workload",
+    "parallelism": "Parallelism",
+    "pipeline": "Pipeline",
+    "recomputation": "Recomputation and offload",
+    "precision": "Precision",
+    "optimizer": "Optimizer",
+    "overlap": "Overlap of communication and compute",
+    "experts": "Experts",
+    "kernels": "Kernels",
+    "software": "Software",
+}
+_METAVAR = {Kind.INT: "N", Kind.FLOAT: "X", Kind.BOOL: "true|false", Kind.TEXT: "TEXT",
+            Kind.MODULES: "NAMES", Kind.ENUM: "NAME"}
+
+
+def _text(name: str, flag: str, help_text: str, panel: str, metavar: str,
+          default: str | None = None) -> Parameter:
+    option = typer.Option(flag, help=help_text, rich_help_panel=panel, metavar=metavar,
+                          show_default=False)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default,
+                     annotation=Annotated[str | None, option])
+
+
+def _flag(name: str, flag: str, help_text: str, panel: str) -> Parameter:
+    option = typer.Option(flag, help=help_text, rich_help_panel=panel, show_default=False)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=False,
+                     annotation=Annotated[bool, option])
+
+
+def _argument(name: str, help_text: str, kind: object) -> Parameter:
+    default = None
+    argument = typer.Argument(help=help_text, show_default=False, metavar=name.upper())
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default,
+                     annotation=Annotated[kind, argument])
+
+
+def field_help(field: Field) -> str:
+    """Say what a field is, what it may be and what it becomes where it is left out."""
+    modelled = [c for c in field.choices if c not in field.not_modelled]
+    match field.kind:
+        case Kind.ENUM:
+            values = f" One of {', '.join(modelled)}."
+        case Kind.MODULES:
+            values = f" none, or of {', '.join(modelled)}, joined by '+'."
+        case _:
+            values = ""
+    default = "Required" if field.default == "required" else f"Default: {field.default}"
+    return f"{field.help}{values} {default}."
+
+
+def field_parameters(*, lists: bool) -> list[Parameter]:
+    """Make one option for every strategy field.
+
+    Parameters
+    ----------
+    lists : bool
+        Whether a list or ``auto`` is taken beside a value (search).
+    """
+    tail = "|LIST|auto" if lists else ""
+    return [_text(f.name, f.option, field_help(f), PANELS[f.group], _METAVAR[f.kind] + tail)
+            for f in FIELDS]
+
+
+def _output(*, default: str = "table") -> list[Parameter]:
+    return [
+        _text("format", "--format", "table for people; json, yaml or csv for programs.",
+              OUTPUT, "|".join(FORMATS), default),
+        _flag("debug", "--debug", "Show the traceback of a bug.", OUTPUT),
+    ]
+
+
+def _subject() -> list[Parameter]:
+    return [
+        _text("model", "--model", "Built-in name or alias (see 'autotune models'), a Hugging "
+              "Face config.json or its folder, or a model YAML.", MODEL, "NAME|FILE"),
+        _text("system", "--system", "Built-in name (see 'autotune systems') or a system YAML. "
+              "Default: h100-sxm.", MODEL, "NAME|FILE"),
+    ]
+
+
+def predict_parameters() -> list[Parameter]:
+    """Options of ``predict`` and ``check``."""
+    strategy = _text("strategy", "--strategy", "Strategy file (YAML) that names its model, "
+                     "system and GPUs, as 'search --out' writes it; options override it.",
+                     MODEL, "FILE")
+    return [*_subject(), strategy, *_output(), *field_parameters(lists=False)]
+
+
+def search_parameters() -> list[Parameter]:
+    """Options of ``search``."""
+    panel = "Search"
+    own = [
+        _text("space", "--space", "Search space (YAML): every axis a value, a list or auto; "
+              "options override it. Default: the shipped space for the kind of model.",
+              panel, "FILE"),
+        _text("objective", "--objective", "tokens_per_s, time_to_train, cost, memory_headroom, "
+              "or several joined by commas (a Pareto set). Default: tokens_per_s.",
+              panel, "NAMES"),
+        _text("sampler", "--sampler", "exact: nothing better is left out; or an Optuna sampler "
+              "(tpe, nsga2, random, ...) for spaces past enumeration. Default: exact while the "
+              "space allows it.", panel, "NAME"),
+        _text("trials", "--trials", "Trials of a sampler. Default: 200.", panel, "N"),
+        _text("seed", "--seed", "Same seed, same answer. Default: 0.", panel, "N"),
+        _text("jobs", "--jobs", "Processes that evaluate. Default: 1.", panel, "N"),
+        _text("storage", "--storage", "Where the Optuna study is kept, for optuna-dashboard: "
+              "a file (Optuna journal), sqlite:///FILE or another database's URL. Default: in "
+              "memory.", panel, "FILE|URL"),
+        _text("top", "--top", "How many strategies to rank. Default: 10.", panel, "K"),
+        _flag("no_marginal", "--no-marginal", "Drop strategies whose fit is uncertain instead "
+              "of ranking and marking them.", panel),
+        _text("memory_limit_gib", "--memory-limit-gib", "Memory of a GPU that counts, where it is "
+              "less than its driver reports.", panel, "GIB"),
+        _text("memory_utilisation", "--memory-utilisation", "Share of the memory that may be "
+              "used, 0 to 1. Default: 1.", panel, "SHARE"),
+        _text("memory_reserve_gib", "--memory-reserve-gib", "Memory to keep free on every GPU. "
+              "Default: 0.", panel, "GIB"),
+        _text("tokens", "--tokens", "Tokens to train on, needed for time_to_train; cost is a "
+              "billion tokens' where it is left out.", panel, "N"),
+        _text("price_per_gpu_hour", "--price-per-gpu-hour", "In USD, for cost. Default: the "
+              "system file's.", panel, "USD"),
+        _text("out", "--out", "Folder for summary.json, ranked.csv, pareto.csv, rejected.csv, "
+              "the study, the inputs and top/RANK/strategy.yaml.", OUTPUT, "DIR"),
+    ]
+    return [*_subject(), *own, *_output(), *field_parameters(lists=True)]
+
+
+def validate_parameters() -> list[Parameter]:
+    """Options of ``validate``."""
+    return [
+        _argument("runs", "Tables of measured runs (CSV), or folders that hold some. Default: "
+                  "the published runs that ship with the program.", list[str] | None),
+        _text("models", "--models", "Folder of model files that the tables name. Default: the "
+              "folder 'models' beside or above each table, then the built-in names.",
+              MODEL, "DIR"),
+        *_output(),
+    ]
+
+
+def catalogue_parameters() -> list[Parameter]:
+    """Options of ``models`` and ``systems``."""
+    return [_argument("name", "Show this one with all its figures; a file is taken too.",
+                      str | None), *_output()]

@@ -1,0 +1,50 @@
+"""Work on several cores, where it is worth starting them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WORTH_S = 20.0
+"""Estimated seconds of one core above which processes are started: starting them takes about
+one, and arrays that fit the caches gain nothing from threads."""
+
+
+def run_all(function: Callable[[T], R], items: Sequence[T], *, jobs: int,
+            done: Callable[[], None] | None = None) -> list[R]:
+    """Apply a function to every item; the results keep the items' order.
+
+    Parameters
+    ----------
+    function : callable
+        Importable by name where jobs > 1.
+    items : sequence
+    jobs : int
+        Processes; 1: this one only.
+    done : callable, optional
+        Called after each item.
+    """
+    results: list[R] = []
+    if jobs == 1 or len(items) == 1:
+        stream = map(function, items)
+    else:
+        from joblib import Parallel, delayed
+        stream = Parallel(n_jobs=jobs, return_as="generator")(
+            delayed(function)(item) for item in items)
+    for result in stream:
+        results.append(result)
+        if done is not None:
+            done()
+    return results
+
+
+def default_jobs() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # Not every system can say.
+        return os.cpu_count() or 1

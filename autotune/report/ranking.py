@@ -1,0 +1,118 @@
+"""The table of ``search``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.report.console import VERDICT_STYLE, Column, cell, console, duration, show
+from autotune.report.digest import VERDICT_TEXT, binding, bounds, layout_text, recompute_text
+
+Data = Mapping[str, Any]
+SIZES = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "mbs")
+MARK = {"fits": "", "marginal": " ?", "does_not_fit": " !"}
+
+
+def _limit_gib(data: Data) -> float:
+    limit = data.get("memory_limit_gib")
+    if limit is None:
+        limit = data["ranked"][0]["system"]["memory_gib"]
+    return float(limit)
+
+
+def difference(best: Data, other: Data) -> str:
+    """Say in which fields a runner-up differs from the best."""
+    one, two = best["strategy"], other["strategy"]
+    names = [n for n in two if n not in ("dp", "num_microbatches") and two[n] != one.get(n)
+             and n not in SIZES]
+    return ", ".join(f"{n}={_short(two[n])}" for n in names[:3]) + (" ..." if len(names) > 3
+                                                                      else "")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "-" if value is None else str(value)
+
+
+def _size_columns(ranked: Sequence[Data]) -> list[str]:
+    """Return the sizes worth a column: all that differ from 1 somewhere, dp and mbs always."""
+    return [name for name in SIZES if name in ("tp", "pp", "dp", "mbs")
+            or any(p["strategy"].get(name, 1) != 1 for p in ranked)]
+
+
+def _ranked(out: Console, data: Data) -> None:
+    ranked = data["ranked"]
+    limit = _limit_gib(data)
+    sizes = _size_columns(ranked)
+    best = ranked[0]
+    columns = [Column("#"), *(Column(name) for name in sizes),
+               Column("recompute", right=False, keep=2),
+               Column("peak GiB", keep=4), Column(f"device of {limit:.1f}"),
+               Column("fullest", right=False, keep=5),
+               Column("step"), Column("tok/s/GPU"), Column("MFU", keep=1),
+               Column("to best", keep=1), Column("bound by", right=False, keep=3),
+               Column("also differs in", right=False, keep=6)]
+    rows = []
+    for p in ranked:
+        s, full, verdict = p["strategy"], binding(p), p["verdict"]
+        device = Text(f"{p['device_memory_gib']:.1f}{MARK[verdict]}",
+                      style=VERDICT_STYLE[verdict] if verdict != "fits" else "")
+        slower = p["step_time_s"] / best["step_time_s"] * best["strategy"]["gbs"] / s["gbs"] - 1
+        rows.append([p["rank"], *(s.get(name, 1) for name in sizes), recompute_text(s),
+                     f"{p['peak_memory_gib']:.1f}", device, f"s{full.stage} {full.part}",
+                     duration(p["step_time_s"]), f"{p['tokens_per_s_per_gpu']:,.0f}",
+                     f"{p['mfu']:.1%}", "best" if p is best else f"{slower:+.1%}", bounds(p),
+                     difference(best, p)])
+    show(out, columns, rows)
+    if any(p["verdict"] == "marginal" for p in ranked):
+        out.print(cell("? marginal: fragmentation, workspaces or imbalance decide whether it "
+                       "fits (--no-marginal leaves these out)"))
+
+
+def _totals(out: Console, data: Data) -> None:
+    out.print()
+    out.print(cell(f"candidates {data['candidates']:,} legal, {data['evaluated']:,} evaluated, "
+                   f"{data['simulated']:,} simulated, {data['feasible']:,} fit"))
+    rejected = sorted(data["rejected"].items(), key=lambda item: -item[1])
+    if rejected:
+        text = ", ".join(f"{name} {count:,}" for name, count in rejected[:12])
+        more = f" and {len(rejected) - 12} more reasons" if len(rejected) > 12 else ""
+        out.print(cell(f"rejected   {text}{more}"))
+    exact = ("yes: no legal candidate of the space is better" if data["exact"]
+             else "no: candidates were sampled")
+    out.print(cell(f"exact      {exact}"))
+    out.print(cell(f"time       {data['wall_s']:.2f} s"))
+
+
+def print_search(data: Data) -> None:
+    """Print the ranked strategies and the totals of a search.
+
+    Parameters
+    ----------
+    data : mapping
+        The JSON of ``search``.
+    """
+    out = console()
+    model = data["model"]["name"] if isinstance(data["model"], Mapping) else data["model"]
+    system = data["system"]["name"] if isinstance(data["system"], Mapping) else data["system"]
+    objective = data["objective"]
+    if not isinstance(objective, str):
+        objective = ", ".join(objective)
+    ranked = data["ranked"]
+    if not ranked:
+        out.print(cell(f"{model} on {system}: nothing fits"))
+        _totals(out, data)
+        return
+    first = ranked[0]["strategy"]
+    out.print(cell(f"{model} on {first['gpus']} x {system}, by {objective}: gbs {first['gbs']}, "
+                   f"seq_len {first['seq_len']}, {first['precision']}, {first['framework']} "
+                   f"{first['framework_version']}"))
+    out.print(cell(f"best       {layout_text(first)}, recompute {recompute_text(first)}: "
+                   f"{VERDICT_TEXT[ranked[0]['verdict']]}"))
+    out.print()
+    _ranked(out, data)
+    _totals(out, data)

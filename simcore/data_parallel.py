@@ -1,0 +1,150 @@
+"""Data-parallel communication and the optimizer, once a step (or a micro-batch under ZeRO)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simcore.formulas.collectives import Collective, collective_s
+from simcore.frame import Frame
+from simcore.inputs.fields import code
+from simcore.memory import rank_parameters
+from simcore.placement import Group, groups
+from simcore.states import dtype_bytes, fp8_rows
+from simcore.typing import FloatArray, Num
+from simcore.units import GB
+
+UNHIDDEN_BUCKET_SHARE = 0.03
+"""The last bucket of an overlapped reduction has nothing to hide behind. Megatron's buckets hold
+max(40 million, 1 million x dp) parameters (``distributed_data_parallel_config.py``): some
+thirtieth of a rank's share."""
+
+
+@dataclass(frozen=True)
+class StepEnds:
+    """What a class of ranks spends around its pipeline, arrays of shape (n,) [s].
+
+    Parameters
+    ----------
+    reduce_s : ndarray
+        Exposed gradient reduction behind the last backward.
+    gather_s : ndarray
+        Exposed parameter gather.
+    optimizer_s : ndarray
+        Gradient norm, clipping and the update.
+    forward_s, backward_s : ndarray
+        Exposed ZeRO-2/3 communication of one micro-batch.
+    """
+
+    reduce_s: FloatArray
+    gather_s: FloatArray
+    optimizer_s: FloatArray
+    forward_s: FloatArray
+    backward_s: FloatArray
+
+
+@dataclass(frozen=True)
+class _Volumes:
+    """Seconds of whole reductions and gathers, (n,)."""
+
+    reduce_s: FloatArray
+    gather_s: FloatArray
+
+
+def _gradient_bytes(frame: Frame) -> FloatArray:
+    return np.where(frame.batch["grad_dtype"] == code("grad_dtype", "fp32"), 4.0, 2.0)
+
+
+def _volumes(frame: Frame, parameters: FloatArray, group: Group, ranks: FloatArray) -> _Volumes:
+    """Reduction (scatter, or all-reduce without sharding) and gather over one group."""
+    network = frame.system.network
+
+    def time(kind: Collective, size: Num) -> FloatArray:
+        return collective_s(kind, size_bytes=size, group=group, network=network)
+
+    gradient = parameters * _gradient_bytes(frame)
+    zero = frame.batch["zero"]
+    reduce = np.where(zero >= 1, time(Collective.REDUCE_SCATTER, gradient),
+                      time(Collective.ALL_REDUCE, gradient))
+    width = np.where(fp8_rows(frame.batch) & (frame.batch["fp8_param_gather"] > 0), 1.0, 2.0)
+    gather = np.where(zero >= 1, time(Collective.ALL_GATHER, parameters * width), 0.0)
+    return _Volumes(np.where(ranks > 1, reduce, 0.0), np.where(ranks > 1, gather, 0.0))
+
+
+def step_ends(frame: Frame, c: int, forward_s: FloatArray, backward_s: FloatArray) -> StepEnds:
+    """Cost of gradients, parameters and optimizer on a rank of class c.
+
+    Parameters
+    ----------
+    forward_s, backward_s : ndarray, shape (n,)
+        Time of one micro-batch on the rank, beside which communication can run [s].
+    """
+    batch = frame.batch
+    dense, expert = rank_parameters(frame, c)
+    where = groups(batch)
+    shards = frame.dp * batch["cp"]
+    volume = _volumes(frame, dense, where["dp_cp"], shards)
+    reduce, gather = volume.reduce_s, volume.gather_s
+    if frame.model.is_moe:
+        own = _volumes(frame, expert, where["edp"], frame.edp)
+        reduce, gather = reduce + own.reduce_s, gather + own.gather_s
+    zero = batch["zero"]
+    reduce_share = frame.spread(frame.local.software("overlap_grad_reduce_share"))
+    gather_share = frame.spread(frame.local.software("overlap_param_gather_share"))
+    prefetch = frame.spread(frame.local.software("fsdp_prefetch_share"))
+    each_forward = np.where(zero >= 3, _exposed(gather, forward_s, prefetch), 0.0)
+    each_backward = np.where(
+        zero >= 3, _exposed(gather + reduce, backward_s, prefetch),
+        np.where(zero == 2, _exposed(reduce, backward_s, reduce_share), 0.0))
+    at_end = np.where(zero <= 1, reduce, 0.0)
+    at_end = np.where(batch["overlap_grad_reduce"] > 0,
+                      _exposed(at_end, backward_s, reduce_share), at_end)
+    at_start = np.where(zero <= 2, gather, 0.0)
+    at_start = np.where(batch["overlap_param_gather"] > 0,
+                        _exposed(at_start, forward_s, gather_share), at_start)
+    tied = _tied_embedding_s(frame, c)
+    return StepEnds(at_end + tied, at_start,
+                    _optimizer_s(frame, dense, shards) + _optimizer_s(frame, expert, frame.edp),
+                    each_forward, each_backward)
+
+
+def _exposed(communication: FloatArray, compute: FloatArray, share: FloatArray) -> FloatArray:
+    """What compute cannot hide; the last bucket never can [s]."""
+    return np.maximum(communication - share * compute, UNHIDDEN_BUCKET_SHARE * communication)
+
+
+def _tied_embedding_s(frame: Frame, c: int) -> FloatArray:
+    """All-reduce of a tied embedding's gradient between the first and the last stage, (n,)."""
+    if not frame.model.tied_embeddings:
+        return np.zeros(len(frame))
+    ends = frame.stage(frame.tables.has_embedding, c) + frame.stage(frame.tables.has_head, c)
+    pp = frame.batch["pp"]
+    size = frame.spread(frame.local.vocab / frame.local.tp) * (
+        frame.model.hidden_size * _gradient_bytes(frame))
+    stride = groups(frame.batch)["pp"].stride * np.maximum(pp - 1, 1)
+    seconds = collective_s(Collective.ALL_REDUCE, size_bytes=size,
+                           group=Group(np.minimum(pp, 2), stride),
+                           network=frame.system.network)
+    return np.where((ends > 0) & (pp > 1), seconds, 0.0)
+
+
+def _optimizer_s(frame: Frame, parameters: FloatArray, shards: FloatArray) -> FloatArray:
+    """Memory passes of the step: zeroing the buffer, norm, clipping, update, new weights.
+
+    Adam reads and writes master weights and moments and reads the gradient; each element's
+    traffic is twice its states' bytes, plus three passes over the gradient (norm, clip, read)
+    and the written weight.
+    """
+    batch = frame.batch
+    each = frame.system.accelerator.memory_bandwidth_gb_per_s * GB * (
+        frame.system.efficiency.memory_frac)
+    gradient = _gradient_bytes(frame)
+    moments = np.where(batch["optimizer"] == code("optimizer", "sgd"), 0.0,
+                       dtype_bytes(batch, "exp_avg_dtype")
+                       + dtype_bytes(batch, "exp_avg_sq_dtype"))
+    states = 4.0 + moments
+    own = parameters / np.where(batch["zero"] >= 1, np.maximum(shards, 1), 1)
+    zeroed = parameters / np.where(batch["zero"] >= 2, np.maximum(shards, 1), 1)
+    return (own * (2.0 * states + 4.0 * gradient + 2.0) + zeroed * gradient) / each
+

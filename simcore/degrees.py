@@ -1,0 +1,42 @@
+"""What follows from a strategy's parallel degrees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simcore.batch import Batch
+from simcore.typing import IntArray
+
+
+def _ratio(above: IntArray, *below: IntArray) -> IntArray:
+    product = np.ones(1, np.int64)
+    for column in below:
+        product = product * column
+    result: IntArray = above // np.maximum(product, 1)
+    return result
+
+
+def data_parallel(batch: Batch) -> IntArray:
+    """Ranks that see different data: gpus / (tp cp pp).
+
+    Parameters
+    ----------
+    batch : Batch
+        Resolved strategies.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        Whole numbers; 0 where the GPUs are too few.
+    """
+    return _ratio(batch["gpus"], batch["tp"], batch["cp"], batch["pp"])
+
+
+def num_microbatches(batch: Batch) -> IntArray:
+    """Micro-batches that a data-parallel rank runs in a step: gbs / (dp mbs), shape (n,)."""
+    return _ratio(batch["gbs"], data_parallel(batch), batch["mbs"])
+
+
+def expert_data_parallel(batch: Batch) -> IntArray:
+    """Ranks that hold the same experts: gpus / (etp ep pp), shape (n,)."""
+    return _ratio(batch["gpus"], batch["etp"], batch["ep"], batch["pp"])

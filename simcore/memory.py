@@ -1,0 +1,291 @@
+"""Peak bytes of every class of pipeline ranks, and what the device shows beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simcore.activations import mlp_parts
+from simcore.frame import Frame
+from simcore.inputs.fields import code
+from simcore.inputs.framework import MemoryStyle
+from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
+from simcore.states import bytes_per_parameter, shard_sizes
+from simcore.typing import BoolArray, FloatArray
+from simcore.units import GIB, MIB
+
+PHASES = ("forward", "backward", "head", "recompute", "optimizer")
+"""Moments at which a rank can be fullest."""
+
+TE_WORKSPACE_BYTES = {"hopper": 32 * MIB, "blackwell": 32 * MIB}
+"""cuBLAS workspace of Transformer Engine (``pytorch/module/base.py``,
+`get_cublas_workspace_size_bytes`): 32 MiB from Hopper on, else 4."""
+GROUPED_GEMM_STREAMS = 4.0
+CUBLAS_HEAD_BYTES = 8.0 * MIB
+CONTEXT_BYTES = 0.75 * GIB
+"""CUDA context with loaded kernels (nvidia-smi of an idle PyTorch process on Hopper: 0.5 to
+0.8 GiB)."""
+NCCL_BYTES = 0.37 * GIB
+"""Of one communicator: 342 MiB for 2 ranks, 392 for 4 to 8 (aiconfigurator-core's system
+files)."""
+FRAGMENTATION, FRAGMENTATION_HIGH = 1.045, 1.12
+"""Reserved over allocated: 1.03 to 1.07 in the B200 runs of SimuMax; up to 1.10 elsewhere."""
+IMBALANCE_HIGH = 1.25
+"""Rows of the fullest rank over balanced ones that a router's drift brings in dropless MoE."""
+
+
+@dataclass(frozen=True)
+class ClassMemory:
+    """Bytes of one class of ranks, arrays of shape (n,)."""
+
+    weights: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+    activations: FloatArray
+    temporaries: FloatArray
+    peak: FloatArray
+    phase: FloatArray
+    """Index into `PHASES`."""
+
+
+def class_memory(frame: Frame, c: int) -> ClassMemory:
+    """Bytes that tensors hold on the fullest rank of class c."""
+    static, step = _static(frame, c)
+    kept, in_flight = _activations(frame, c)
+    moments = _moments(frame, c, kept, in_flight)
+    # The optimizer step comes when no activation is alive.
+    beside = np.stack([*moments, step - kept])
+    phase = np.argmax(beside, axis=0)
+    temporaries = np.take_along_axis(beside, phase[None], axis=0)[0]
+    in_step = phase == len(PHASES) - 1
+    activations = np.where(in_step, 0.0, kept)
+    temporaries = np.where(in_step, step, temporaries)
+    fixed = static[3]
+    total = static[0] + static[1] + static[2] + fixed + activations + temporaries
+    return ClassMemory(static[0], static[1], static[2], activations, temporaries + fixed, total,
+                       phase)
+
+
+def _parameters(frame: Frame, c: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Dense and expert parameters of a rank, and those in matrices, (n,)."""
+    layers = frame.stage(frame.tables.layers, c)
+    mtp_here = frame.stage(frame.tables.mtp, c) * np.maximum(frame.batch["mtp"], 0)
+    embedding, head, mtp = frame.end_parameters
+    has_embedding = frame.stage(frame.tables.has_embedding, c)
+    has_head = frame.stage(frame.tables.has_head, c)
+    tied_once = frame.model.tied_embeddings & (frame.batch["pp"] == 1)
+    vocabulary = has_embedding * frame.spread(embedding) + has_head * np.where(
+        tied_once, 0.0, frame.spread(head))
+    dense = vocabulary + mtp_here * frame.spread(mtp.dense)
+    # MTP shares the embedding; away from rank 0 it holds a copy.
+    dense = dense + np.where((mtp_here > 0) & (has_embedding == 0), frame.spread(embedding), 0.0)
+    expert = mtp_here * frame.spread(mtp.expert)
+    low_dense, low_expert = np.zeros(len(frame)), np.zeros(len(frame))
+    for k, cost in enumerate(frame.layer_costs):
+        dense = dense + layers[:, k] * frame.spread(cost.parameters.dense)
+        expert = expert + layers[:, k] * frame.spread(cost.parameters.expert)
+        low_dense = low_dense + layers[:, k] * frame.spread(cost.matrices.dense)
+        low_expert = low_expert + layers[:, k] * frame.spread(cost.matrices.expert)
+    return dense, expert, low_dense, low_expert
+
+
+def rank_parameters(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
+    """Dense and expert parameters that a rank of class c holds (unsharded), (n,)."""
+    dense, expert, _, _ = _parameters(frame, c)
+    return dense, expert
+
+
+def _static(frame: Frame, c: int) -> tuple[tuple[FloatArray, ...], FloatArray]:
+    """Weights, gradients, optimizer states and fixed buffers; and the step's temporaries."""
+    batch, system = frame.batch, frame.system
+    dense, expert, low_dense, low_expert = _parameters(frame, c)
+    is_fsdp = frame.spread(frame.local.style_is(MemoryStyle.FSDP.value).astype(np.float64)) > 0
+    upcasts = frame.spread(frame.local.software("adam_upcast_moments")) > 0
+    shards, expert_shards = shard_sizes(batch)
+    each = bytes_per_parameter(batch, system, shards, upcasts=upcasts, is_fsdp=is_fsdp)
+    weights = dense * each.weight + low_dense * each.quantised
+    gradients, optimizer, step = (dense * each.gradient, dense * each.optimizer,
+                                  dense * each.step)
+    if frame.model.is_moe:
+        own = bytes_per_parameter(batch, system, expert_shards, upcasts=upcasts,
+                                  is_fsdp=is_fsdp)
+        weights = weights + expert * own.weight + low_expert * own.quantised
+        gradients = gradients + expert * own.gradient
+        optimizer = optimizer + expert * own.optimizer
+        step = step + expert * own.step
+    fixed = _fixed(frame, c) + _gathered(frame, c, is_fsdp)
+    return (weights, gradients, optimizer, fixed), step
+
+
+def _fixed(frame: Frame, c: int) -> FloatArray:
+    """Workspaces, dummy gradients and the gather buffer of the head's rank, (n,) [B]."""
+    architecture = frame.system.accelerator.architecture
+    workspace = TE_WORKSPACE_BYTES.get(architecture, 4 * MIB)
+    if frame.model.is_moe:
+        workspace *= 1.0 + GROUPED_GEMM_STREAMS
+    has_head = frame.stage(frame.tables.has_head, c)
+    layers, head = frame.dummy_gradients_bytes
+    local = frame.local
+    gather = np.where(local.on("sp"), local.bytes_per_value * frame.model.hidden_size
+                      * local.tokens, 0.0)
+    return workspace + frame.spread(layers) + has_head * (
+        frame.spread(head + gather) + CUBLAS_HEAD_BYTES)
+
+
+def _gathered(frame: Frame, c: int, is_fsdp: BoolArray) -> FloatArray:
+    """Under ZeRO-3: two gathered layers and the gradient of one (prefetch of the next); under
+    ZeRO-2 the bucket that is being reduced, (n,) [B]."""
+    zero = frame.batch["zero"]
+    if not np.any(zero >= 2):
+        return np.zeros(len(frame))
+    largest = np.zeros(len(frame))
+    for cost in frame.layer_costs:
+        largest = np.maximum(largest, frame.spread(cost.parameters.dense
+                                                   + cost.parameters.expert))
+    has_head = frame.stage(frame.tables.has_head, c)
+    ends = has_head * frame.spread(frame.end_parameters[1])
+    gradient = np.where(is_fsdp, 4.0, 2.0)
+    gathered = 2.0 * 2.0 * largest + gradient * np.maximum(largest, ends) + 2.0 * ends
+    return np.where(zero >= 3, gathered, np.where(zero == 2, gradient * largest, 0.0))
+
+
+def _in_flight(frame: Frame, c: int) -> FloatArray:
+    """Chunk activations alive at most on the first rank of class c, (n,)."""
+    batch, rank = frame.batch, frame.stage(frame.tables.first_rank, c).astype(np.int64)
+    schedule = batch["schedule"]
+    total = np.zeros(len(frame))
+    for kind in ("1f1b", "interleaved", "gpipe"):
+        rows = schedule == code("schedule", kind)
+        if not np.any(rows):
+            continue
+        alive = in_flight_chunks(kind, pp=batch["pp"], vpp=batch["vpp"],
+                                 num_microbatches=frame.microbatches.astype(np.int64),
+                                 group_size=batch["microbatch_group_size"], rank=rank)
+        total = np.where(rows, alive, total)
+    # 1F1B overlap of the expert exchange keeps one more micro-batch's chunk.
+    more = (batch["ep_comm_overlap"] > 0) & (total < frame.microbatches * batch["vpp"])
+    return total + more
+
+
+def _activations(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
+    """Bytes saved for backward by all chunks in flight, and the chunks alive, (n,)."""
+    chunk = frame.stage(frame.tables.chunk_layers, c)
+    whole = frame.recomputed_layers(c)
+    alive = _in_flight(frame, c)
+    kept = np.zeros(len(frame))
+    uniform = frame.stage(frame.tables.uniform, c) > 0
+    offloaded = np.zeros(len(frame))
+    per_chunk: list[FloatArray] = []
+    for k, cost in enumerate(frame.layer_costs):
+        stored = frame.spread(cost.saved.kept)
+        less = frame.spread(cost.saved.full - cost.saved.input_only)
+        bytes_first = chunk[:, 0, k] * stored - whole[:, 0, k] * less
+        kept = kept + bytes_first
+        offloaded = np.maximum(offloaded, np.where(chunk[:, 0, k] > 0, stored, 0.0))
+        if not np.all(uniform):
+            per_chunk.append((chunk[:, :, k] * stored[:, None] - whole[:, :, k] * less[:, None]))
+    kept = kept * alive
+    if per_chunk:
+        rows = np.nonzero(~uniform)[0]
+        kept = np.array(kept)
+        kept[rows] = _mixed_peak(frame, c, sum(p[rows] for p in per_chunk), rows)
+    mtp_here = frame.stage(frame.tables.mtp, c) * np.maximum(frame.batch["mtp"], 0)
+    if np.any(mtp_here):
+        last = frame.model.layers[-1]
+        extra = frame.mtp_memory + frame.layer_costs[last].saved.kept
+        kept = kept + mtp_here * frame.spread(extra) * np.maximum(
+            alive / np.maximum(frame.batch["vpp"], 1), 1.0)
+    wanted = np.maximum(frame.batch["activation_offload_layers"], 0)
+    if np.any(wanted):
+        layers = np.maximum(frame.stage(frame.tables.layers, c).sum(axis=1), 1.0)
+        share = np.minimum(wanted / layers, 1.0)
+        # The offloaded layers leave; the one that comes back and the one that leaves stay.
+        kept = np.minimum(kept, kept * (1.0 - share) + 2.0 * offloaded)
+    return kept, alive
+
+
+def _mixed_peak(frame: Frame, c: int, chunk_bytes: FloatArray, rows: FloatArray) -> FloatArray:
+    """Most bytes alive where chunks of a rank differ, exactly, by distinct schedule."""
+    batch = frame.batch.take(rows)
+    rank = frame.stage(frame.tables.first_rank, c)[rows]
+    columns = np.stack([batch["schedule"], batch["pp"], batch["vpp"],
+                        frame.microbatches[rows].astype(np.int64),
+                        batch["microbatch_group_size"], rank.astype(np.int64)])
+    keys, inverse = np.unique(columns, axis=1, return_inverse=True)
+    peak = np.empty(len(rows))
+    names = ("1f1b", "interleaved", "gpipe")
+    for i, (schedule, pp, vpp, m, group, at) in enumerate(keys.T.tolist()):
+        mine = inverse.reshape(-1) == i
+        mixes = in_flight_by_chunk(names[schedule], pp=pp, vpp=vpp, num_microbatches=m,
+                                   group_size=group, rank=at)
+        peak[mine] = (mixes @ chunk_bytes[mine, :vpp].T).max(axis=0)
+    return peak
+
+
+def _moments(frame: Frame, c: int, kept: FloatArray,
+             in_flight: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Bytes beside the saves at each moment: forward, backward, head, recomputation, (n,)."""
+    layers = frame.stage(frame.tables.layers, c)
+    forward = np.zeros(len(frame))
+    backward, recompute = np.zeros(len(frame)), np.zeros(len(frame))
+    unit = np.where(frame.batch["recompute_method"] == code("recompute_method", "uniform"),
+                    np.maximum(frame.batch["recompute_unit_layers"], 1), 1)
+    whole = frame.recomputed_layers(c).sum(axis=1)
+    for k, cost in enumerate(frame.layer_costs):
+        present = layers[:, k] > 0
+        saved = cost.saved
+        backward = np.maximum(backward, np.where(present, frame.spread(saved.backward), 0.0))
+        forward = np.maximum(forward, np.where(present, frame.spread(saved.forward), 0.0))
+        again = frame.spread(saved.full) * unit + frame.spread(saved.backward) - (
+            frame.spread(saved.input_only) * (unit - 1))
+        recompute = np.maximum(recompute, np.where(whole[:, k] > 0, again, 0.0))
+    local = frame.local
+    boundary = frame.spread(local.bytes_per_value * frame.model.hidden_size
+                            * local.tokens_sharded)
+    # A stage after the first also holds the gradient that it sent last.
+    later = (frame.stage(frame.tables.first_rank, c) > 0) * boundary
+    kept_head, beside_head = frame.head_memory
+    has_head = frame.stage(frame.tables.has_head, c)
+    head = np.where(has_head > 0, frame.spread(kept_head + beside_head), 0.0)
+    return forward + later, backward + later, head + later * (head > 0), recompute + later
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What the device has in use on the fullest rank, likely and at worst, (n,) [B]."""
+
+    likely: FloatArray
+    high: FloatArray
+
+
+def device_bytes(frame: Frame, peak: FloatArray, activations: FloatArray) -> DeviceMemory:
+    """From bytes that tensors hold to what the driver reports.
+
+    Reserved memory is the peak times a fragmentation; beside it stand the context and one
+    communicator's buffers for every group of more than one rank. At worst, fragmentation is
+    higher, and dropless experts get more rows than their share.
+    """
+    batch = frame.batch
+    groups = sum(((size > 1).astype(np.float64) for size in (
+        batch["tp"], batch["cp"], batch["pp"], frame.dp * batch["cp"])), np.zeros(len(frame)))
+    if frame.model.is_moe:
+        groups = groups + (batch["ep"] * batch["etp"] > 1) + (frame.edp > 1)
+    outside = CONTEXT_BYTES + groups * NCCL_BYTES
+    likely = FRAGMENTATION * peak + outside
+    drift = np.zeros(len(frame))
+    if frame.model.is_moe:
+        dropless = batch.real("capacity_factor") <= 0
+        drift = np.where(dropless & (batch["ep"] > 1),
+                         (IMBALANCE_HIGH - 1.0) * _expert_share(frame) * activations, 0.0)
+    return DeviceMemory(likely, FRAGMENTATION_HIGH * (peak + drift) + 1.3 * outside)
+
+
+def _expert_share(frame: Frame) -> FloatArray:
+    """Share of saved activations that grows with the rows of experts, roughly, (n,)."""
+    share = np.zeros(len(frame.local.batch))
+    for kind, cost in zip(frame.model.kinds, frame.layer_costs, strict=True):
+        parts = mlp_parts(frame.local, kind)
+        rows = parts.get("experts", 0.0) + parts.get("moe_act", 0.0)
+        share = np.maximum(share, rows / np.maximum(cost.saved.full, 1.0))
+    return frame.spread(share)

@@ -1,0 +1,1 @@
+"""What a layer computes and communicates, operator by operator."""

@@ -1,0 +1,67 @@
+"""One operator of one layer on one rank, for many candidates at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from simcore.local import Local
+from simcore.typing import FloatArray, Num
+
+
+class Phase(StrEnum):
+    """When an operator runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Term(StrEnum):
+    """What an operator's time is booked under."""
+
+    COMPUTE = "compute"
+    TP = "tp_comm"
+    CP = "cp_comm"
+    EP = "ep_comm"
+    CPU = "other"
+
+
+TERMS: tuple[Term, ...] = tuple(Term)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operator's cost, arrays of shape (u,).
+
+    Parameters
+    ----------
+    name : str
+    module : str
+        The part of a layer it belongs to; recomputation names these.
+    phase : Phase
+    term : Term
+    seconds : ndarray
+        Exposed time [s].
+    flops, bytes : ndarray
+        What it computes [FLOP] and moves in memory or over links [B].
+    """
+
+    name: str
+    module: str
+    phase: Phase
+    term: Term
+    seconds: FloatArray
+    flops: FloatArray
+    bytes: FloatArray
+
+
+def make(local: Local, name: str, module: str, phase: Phase, seconds: Num, *,
+         term: Term = Term.COMPUTE, flops: Num = 0.0, bytes_moved: Num = 0.0) -> Op:
+    """Build an operator, broadcasting numbers to the batch."""
+    shape = (len(local.batch),)
+    return Op(name, module, phase, term,
+              np.broadcast_to(np.asarray(seconds, np.float64), shape),
+              np.broadcast_to(np.asarray(flops, np.float64), shape),
+              np.broadcast_to(np.asarray(bytes_moved, np.float64), shape))

@@ -1,0 +1,297 @@
+"""How many parameters a model has, and how many of them one rank holds.
+
+Numbers are those of Megatron-Core: what tensor parallelism splits is divided by `tp`; norms, the
+router, MLA's down projections, the biases of row-parallel layers and learned positions are held
+by every tensor rank; experts are divided by `ep` and `etp`. Degrees are numbers or arrays of
+shape (n,), and so are the results, as float64.
+
+References
+----------
+Megatron-Core 0.19, `megatron/core/transformer/{attention,multi_latent_attention,mlp}.py`,
+`transformer/moe/{experts,router,shared_experts}.py`, `ssm/gated_delta_net`,
+`transformer/multi_token_prediction.py`; `transformers` 5, `models/*/modeling_*.py` for totals.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simcore.inputs.model import AttentionKind, LayerKind, MlpKind, ModelSpec, Norm
+from simcore.typing import FloatArray
+
+Degree = int | npt.NDArray[np.int64] | FloatArray
+"""A parallel degree: a number, or one a candidate, shape (n,)."""
+
+VOCAB_MULTIPLE = 128
+"""Megatron's default of `--make-vocab-size-divisible-by`."""
+
+
+class RankParameters(NamedTuple):
+    """Parameters that one rank holds, float64, shape of the degrees.
+
+    `expert` are those of the routed experts, which expert parallelism divides and which have
+    their own data-parallel group; `dense` is the rest.
+    """
+
+    dense: FloatArray
+    expert: FloatArray
+
+
+class Weight(NamedTuple):
+    """One matrix of a rank: `outputs` rows and `inputs` columns, shape of the degrees."""
+
+    name: str
+    outputs: FloatArray
+    inputs: FloatArray
+    is_expert: bool
+
+
+def _degree(value: Degree) -> FloatArray:
+    return np.asarray(value, dtype=np.float64)
+
+
+def padded_vocab(model: ModelSpec, tp: Degree) -> FloatArray:
+    """Vocabulary after padding to a multiple of 128 times `tp`.
+
+    References
+    ----------
+    Megatron-LM, `megatron/training/tokenizer/tokenizer.py`, `_vocab_size_with_padding`.
+    """
+    multiple = VOCAB_MULTIPLE * _degree(tp)
+    return np.ceil(model.vocab_size / multiple) * multiple
+
+
+def _norm(model: ModelSpec, width: int) -> int:
+    """Parameters of one norm: a weight, and a bias in a layer norm."""
+    has_bias = model.normalization is Norm.LAYERNORM and model.norm_bias
+    return width * (2 if has_bias else 1)
+
+
+def _gates(model: ModelSpec) -> int:
+    """Width of the first MLP matrix over the MLP's width: gate and up are one matrix."""
+    return 2 if model.gated_mlp else 1
+
+
+def weight_shapes(model: ModelSpec, kind: LayerKind, *, tp: Degree, ep: Degree,
+                  etp: Degree) -> list[Weight]:
+    """Matrices of one layer on a rank, as Transformer Engine holds them.
+
+    Query, key and value are one matrix, gate and up another. Routed experts have one entry for
+    each of their two matrices (every local expert has its own pair of that shape). The router,
+    the shared expert's gate and the convolution of linear attention are no Transformer Engine
+    modules and are left out.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    kind : LayerKind
+    tp, ep, etp : int or ndarray, shape (n,)
+
+    Returns
+    -------
+    list of Weight
+        Name, output and input width of each matrix.
+    """
+    tp, etp = _degree(tp), _degree(etp)
+    full = np.ones_like(tp * _degree(ep) * etp)
+    weights = (_linear_attention_weights(model, tp, full)
+               if kind.attention is AttentionKind.LINEAR else _attention_weights(model, tp, full))
+    if kind.mlp is MlpKind.DENSE:
+        return weights + _mlp_weights(model, "mlp", model.ffn_hidden_size, tp, full)
+    moe = model.moe
+    if moe is None:
+        return weights
+    weights += [w._replace(is_expert=True) for w in
+                _mlp_weights(model, "experts", moe.ffn_hidden_size, etp, full)]
+    if moe.shared_ffn_hidden_size:
+        weights += _mlp_weights(model, "shared_experts", moe.shared_ffn_hidden_size, tp, full)
+    return weights
+
+
+def _mlp_weights(model: ModelSpec, name: str, width: int, tp: FloatArray,
+                 full: FloatArray) -> list[Weight]:
+    h, local = model.hidden_size * full, width / tp * full
+    return [Weight(f"{name}.linear_fc1", _gates(model) * local, h, False),
+            Weight(f"{name}.linear_fc2", h, local, False)]
+
+
+def _attention_weights(model: ModelSpec, tp: FloatArray, full: FloatArray) -> list[Weight]:
+    h, heads = model.hidden_size * full, model.num_attention_heads / tp * full
+    if model.mla is None:
+        queries = heads * model.head_dim
+        # Fewer key heads than tensor ranks are split all the same (and gathered when used).
+        keys = model.num_query_groups * model.head_dim / tp
+        gated = 2 if model.attention_output_gate else 1
+        return [Weight("linear_qkv", gated * queries + 2 * keys, h, False),
+                Weight("linear_proj", h, queries, False)]
+    mla = model.mla
+    queries = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    q_rank, kv_rank = mla.q_lora_rank * full, mla.kv_lora_rank * full
+    weights = [Weight("linear_kv_down_proj", kv_rank + mla.qk_rope_head_dim, h, False),
+               Weight("linear_kv_up_proj", heads * (mla.qk_nope_head_dim + mla.v_head_dim),
+                      kv_rank, False),
+               Weight("linear_proj", h, heads * mla.v_head_dim, False)]
+    if not mla.q_lora_rank:
+        return [Weight("linear_q_proj", queries, h, False), *weights]
+    return [Weight("linear_q_down_proj", q_rank, h, False),
+            Weight("linear_q_up_proj", queries, q_rank, False), *weights]
+
+
+def _linear_attention_weights(model: ModelSpec, tp: FloatArray,
+                              full: FloatArray) -> list[Weight]:
+    spec = model.linear_attention
+    if spec is None:
+        return []
+    h = model.hidden_size * full
+    keys = spec.num_key_heads * spec.key_head_dim / tp
+    values = spec.num_value_heads * spec.value_head_dim / tp * full
+    # Queries, keys, values and their gate, and two numbers a value head (alpha and beta).
+    inputs = 2 * keys + 2 * values + 2 * spec.num_value_heads / tp
+    return [Weight("in_proj", inputs, h, False), Weight("out_proj", h, values, False)]
+
+
+def layer_parameters(model: ModelSpec, kind: LayerKind, *, tp: Degree, ep: Degree,
+                     etp: Degree) -> RankParameters:
+    """Parameters of one decoder layer on a rank.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    kind : LayerKind
+        One of ``model.kinds``.
+    tp, ep, etp : int or ndarray, shape (n,)
+
+    Returns
+    -------
+    RankParameters
+        Norms, router and shared expert are in `dense`.
+    """
+    tp, ep, etp = _degree(tp), _degree(ep), _degree(etp)
+    dense = np.zeros_like(tp * ep * etp)
+    expert = np.zeros_like(dense)
+    for weight in weight_shapes(model, kind, tp=tp, ep=ep, etp=etp):
+        if weight.is_expert:
+            expert = expert + weight.outputs * weight.inputs
+        else:
+            dense = dense + weight.outputs * weight.inputs
+    dense = dense + _attention_vectors(model, kind, tp) + _layer_norms(model)
+    if kind.mlp is MlpKind.DENSE:
+        if model.mlp_bias:
+            dense = dense + _mlp_biases(model, model.ffn_hidden_size, tp)
+    elif model.moe is not None:
+        moe = model.moe
+        if moe.expert_bias:
+            expert = expert + _mlp_biases(model, moe.ffn_hidden_size, etp)
+        expert = expert * (moe.num_experts / ep)
+        dense = dense + moe.num_experts * (model.hidden_size + moe.router_bias)
+        dense = dense + model.hidden_size * moe.shared_expert_gate
+    return RankParameters(dense, expert)
+
+
+def _layer_norms(model: ModelSpec) -> int:
+    """Norms before (and behind) attention and MLP, the same on every tensor rank."""
+    count = (0 if model.no_pre_norms else 2) + (2 if model.post_norms else 0)
+    return count * _norm(model, model.hidden_size)
+
+
+def _mlp_biases(model: ModelSpec, width: int, tp: FloatArray) -> FloatArray:
+    # The second bias is added after the reduction, so every tensor rank holds it.
+    return _gates(model) * width / tp + model.hidden_size
+
+
+def _attention_vectors(model: ModelSpec, kind: LayerKind, tp: FloatArray) -> FloatArray:
+    """Biases, norms inside attention, sinks, and the small tensors of linear attention."""
+    if kind.attention is AttentionKind.LINEAR and model.linear_attention is not None:
+        spec = model.linear_attention
+        keys = spec.num_key_heads * spec.key_head_dim
+        values = spec.num_value_heads * spec.value_head_dim
+        convolution = (2 * keys + values) * spec.conv_kernel
+        # The decay and the step's bias are one number a value head each; the norm before the
+        # output projection has one weight for all heads.
+        return (convolution + 2 * spec.num_value_heads) / tp + spec.value_head_dim
+    if model.mla is not None:
+        return np.zeros_like(tp) + (_norm(model, model.mla.q_lora_rank)
+                                    + _norm(model, model.mla.kv_lora_rank))
+    queries = model.num_attention_heads * model.head_dim
+    keys = model.num_query_groups * model.head_dim
+    gated = 2 if model.attention_output_gate else 1
+    split = 0
+    if model.attention_bias:
+        split += gated * queries + 2 * keys
+    if model.attention_sinks:
+        split += model.num_attention_heads
+    if model.qk_norm_full:
+        split += _norm(model, queries) + _norm(model, keys)
+    whole = 2 * _norm(model, model.head_dim) if model.qk_norm else 0
+    if model.attention_output_bias:
+        whole += model.hidden_size
+    return split / tp + whole
+
+
+def embedding_parameters(model: ModelSpec, *, tp: Degree) -> FloatArray:
+    """Word embedding (padded vocabulary over `tp`) and learned positions, on a rank."""
+    tp = _degree(tp)
+    words = padded_vocab(model, tp) / tp * model.hidden_size
+    return words + model.learned_positions * model.max_position_embeddings * model.hidden_size
+
+
+def head_parameters(model: ModelSpec, *, tp: Degree) -> FloatArray:
+    """Output projection on a rank.
+
+    The same where it is tied to the embedding: with more than one pipeline stage Megatron holds
+    a copy of it on the last one. On a single stage the caller leaves it out.
+    """
+    tp = _degree(tp)
+    return padded_vocab(model, tp) / tp * model.hidden_size
+
+
+def final_norm_parameters(model: ModelSpec) -> float:
+    """Norm behind the last decoder layer; on every tensor rank."""
+    return float(_norm(model, model.hidden_size)) if model.final_norm else 0.0
+
+
+def mtp_parameters(model: ModelSpec, *, tp: Degree, ep: Degree, etp: Degree) -> RankParameters:
+    """One multi-token-prediction layer on a rank.
+
+    Two norms, a projection of 2h to h that is column-parallel, a decoder layer of the model's
+    last kind, and a norm. The copy of the word embedding that its pipeline rank holds besides
+    (where that rank is not the first) is `embedding_parameters`.
+
+    References
+    ----------
+    DeepSeek-V3 technical report, arXiv 2412.19437, section 2.2; Megatron-Core,
+    `multi_token_prediction.py`, `MultiTokenPredictionLayer`.
+    """
+    layer = layer_parameters(model, model.layer_kinds[-1], tp=tp, ep=ep, etp=etp)
+    projection = 2 * model.hidden_size**2 / _degree(tp)
+    return layer._replace(dense=layer.dense + projection + 3 * _norm(model, model.hidden_size))
+
+
+def total_parameters(model: ModelSpec) -> int:
+    """Parameters of the whole model, as `transformers` counts them.
+
+    The vocabulary is not padded, tied weights count once, and multi-token prediction is left out.
+    """
+    return _count(model, active=False)
+
+
+def active_parameters(model: ModelSpec) -> int:
+    """Parameters that one token meets: of the routed experts, only the top k."""
+    return _count(model, active=True)
+
+
+def _count(model: ModelSpec, *, active: bool) -> int:
+    words = model.vocab_size * model.hidden_size
+    total = words * (1 if model.tied_embeddings else 2) + int(final_norm_parameters(model))
+    if model.learned_positions:
+        total += model.max_position_embeddings * model.hidden_size
+    for i, kind in enumerate(model.kinds):
+        layer = layer_parameters(model, kind, tp=1, ep=1, etp=1)
+        expert = int(layer.expert)
+        if active and model.moe is not None:
+            expert = expert // model.moe.num_experts * model.moe.topk
+        total += model.layers.count(i) * (int(layer.dense) + expert)
+    return total

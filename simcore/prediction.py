@@ -1,0 +1,291 @@
+"""Memory and speed of strategies: the one way from a strategy to a number.
+
+`evaluate` predicts a batch, `predict` a batch of one, and `bound` what a search needs to leave
+candidates out: the same memory, and a step time that is never above the predicted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simcore.batch import CHUNK, Batch
+from simcore.breakdown import TIME_TERMS, recomputed_flops, time_terms
+from simcore.errors import InputError
+from simcore.flops import model_flops_per_token
+from simcore.frame import Frame
+from simcore.inputs.fields import FIELD
+from simcore.inputs.model import ModelSpec
+from simcore.inputs.strategy import Strategy
+from simcore.inputs.system import SystemSpec
+from simcore.local import FP8_FAMILY
+from simcore.memory import PHASES, ClassMemory, class_memory, device_bytes
+from simcore.parameters import active_parameters, total_parameters
+from simcore.resolve import resolve
+from simcore.rules import check
+from simcore.timing import Timing
+from simcore.typing import FloatArray
+from simcore.units import GIB, TERA
+
+VERDICTS = ("fits", "marginal", "does_not_fit")
+"""Verdicts; a column holds the index."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a search needs of every candidate, arrays of shape (n,).
+
+    Parameters
+    ----------
+    step_time_lower_s : ndarray
+        Never above `evaluate`'s step time [s].
+    peak_memory_bytes, device_memory_bytes, device_memory_high_bytes : ndarray
+        Exactly `evaluate`'s [B].
+    verdict : ndarray of int
+        Index into `VERDICTS`.
+    """
+
+    step_time_lower_s: FloatArray
+    peak_memory_bytes: FloatArray
+    device_memory_bytes: FloatArray
+    device_memory_high_bytes: FloatArray
+    verdict: FloatArray
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of a batch.
+
+    Parameters
+    ----------
+    model, system : ModelSpec, SystemSpec
+    batch : Batch
+        Resolved.
+    columns : mapping of str to ndarray, shape (n,)
+        ``step_time_s``, rates, memory in bytes, ``verdict`` (index into `VERDICTS`) and the
+        time terms.
+    stages : tuple of ClassMemory
+        Memory of each class of ranks.
+    frame : Frame
+    """
+
+    model: ModelSpec
+    system: SystemSpec
+    batch: Batch
+    columns: Mapping[str, FloatArray]
+    stages: tuple[ClassMemory, ...]
+    frame: Frame
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def row(self, i: int) -> Prediction:
+        """Return row i."""
+        return Prediction(self, i)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One strategy's prediction: a row of a batch."""
+
+    predictions: Predictions
+    index: int
+
+    def __getitem__(self, name: str) -> float:
+        """Return a column's value."""
+        return float(self.predictions.columns[name][self.index])
+
+    @property
+    def strategy(self) -> Strategy:
+        """The resolved strategy."""
+        return self.predictions.batch.row(self.index)
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`."""
+        return VERDICTS[int(self["verdict"])]
+
+    def strategy_dict(self) -> dict[str, Any]:
+        """Return every field, resolved, and ``dp`` and ``num_microbatches``."""
+        frame, i = self.predictions.frame, self.index
+        fields: dict[str, Any] = dict(self.strategy.items())
+        return {**fields, "dp": int(frame.dp[i]),
+                "num_microbatches": int(frame.microbatches[i])}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as the JSON of ``autotune predict``."""
+        model, system = self.predictions.model, self.predictions.system
+        return {
+            "model": {"name": model.name, "parameters": total_parameters(model),
+                      "active_parameters": active_parameters(model)},
+            "system": {"name": system.name, "memory_gib": system.accelerator.memory_gib},
+            "strategy": self.strategy_dict(),
+            "verdict": self.verdict,
+            "peak_memory_gib": self["peak_memory_bytes"] / GIB,
+            "device_memory_gib": self["device_memory_bytes"] / GIB,
+            "device_memory_high_gib": self["device_memory_high_bytes"] / GIB,
+            "memory": {"stages": self._stages()},
+            **{name: self[name] for name in (
+                "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu",
+                "mfu", "hfu")},
+            "time": {name: self[name] for name in TIME_TERMS},
+        }
+
+    def _stages(self) -> list[dict[str, Any]]:
+        """Memory of every pipeline rank."""
+        frame, i = self.predictions.frame, self.index
+        classes = frame.tables.class_of_rank[int(frame.layout_index[i])]
+        return [self._stage(rank, self.predictions.stages[c])
+                for rank, c in enumerate(classes.tolist())]
+
+    def _stage(self, rank: int, memory: ClassMemory) -> dict[str, Any]:
+        i = self.index
+        peak = memory.peak[i:i + 1]
+        frame = self.predictions.frame
+        single = Frame.build(frame.model, frame.system, frame.batch.take(slice(i, i + 1)))
+        device = device_bytes(single, peak, memory.activations[i:i + 1]).likely
+        return {
+            "stage": rank,
+            "weights_gib": float(memory.weights[i]) / GIB,
+            "gradients_gib": float(memory.gradients[i]) / GIB,
+            "optimizer_gib": float(memory.optimizer[i]) / GIB,
+            "activations_gib": float(memory.activations[i]) / GIB,
+            "temporaries_gib": float(memory.temporaries[i]) / GIB,
+            "peak_memory_gib": float(peak[0]) / GIB,
+            "device_memory_gib": float(device[0]) / GIB,
+            "peak_phase": PHASES[int(memory.phase[i])],
+        }
+
+
+def _memory(frame: Frame, limit_bytes: float) -> tuple[tuple[ClassMemory, ...],
+                                                         dict[str, FloatArray]]:
+    """Memory of all classes, and of the fullest rank with its verdict."""
+    stages = tuple(class_memory(frame, c) for c in range(frame.tables.num_classes))
+    peaks = np.stack([stage.peak for stage in stages])
+    fullest = np.argmax(peaks, axis=0)[None]
+    peak = np.take_along_axis(peaks, fullest, axis=0)[0]
+    activations = np.take_along_axis(np.stack([s.activations for s in stages]), fullest,
+                                     axis=0)[0]
+    device = device_bytes(frame, peak, activations)
+    verdict = (device.likely > limit_bytes).astype(np.float64) + (device.high > limit_bytes)
+    return stages, {"peak_memory_bytes": peak, "device_memory_bytes": device.likely,
+                    "device_memory_high_bytes": device.high, "verdict": verdict}
+
+
+def _limit(system: SystemSpec, limit_bytes: float | None) -> float:
+    return system.accelerator.memory_gib * GIB if limit_bytes is None else limit_bytes
+
+
+def bound(model: ModelSpec, system: SystemSpec, batch: Batch, *,
+          limit_bytes: float | None = None) -> Bounds:
+    """Bound resolved, legal strategies.
+
+    Parameters
+    ----------
+    model, system : ModelSpec, SystemSpec
+    batch : Batch
+        Resolved and legal, n rows.
+    limit_bytes : float, optional
+        Device memory that may be used; all that the driver reports where it is left out [B].
+
+    Returns
+    -------
+    Bounds
+        Memory and verdict as `evaluate` gives them; step time from below.
+    """
+    frame = Frame.build(model, system, batch)
+    columns = _memory(frame, _limit(system, limit_bytes))[1]
+    return Bounds(Timing(frame).lower_bound_s(), columns["peak_memory_bytes"],
+                  columns["device_memory_bytes"], columns["device_memory_high_bytes"],
+                  columns["verdict"])
+
+
+def evaluate(model: ModelSpec, system: SystemSpec, batch: Batch, *,
+             limit_bytes: float | None = None) -> Predictions:
+    """Predict strategies.
+
+    Parameters
+    ----------
+    model, system : ModelSpec, SystemSpec
+    batch : Batch
+        n rows; fields that were left out are resolved.
+    limit_bytes : float, optional
+        Device memory that may be used [B].
+
+    Returns
+    -------
+    Predictions
+
+    Raises
+    ------
+    InputError
+        A row is illegal; the message names the first one's problems.
+    """
+    resolved = resolve(model, system, batch)
+    report = check(model, system, resolved)
+    if not np.all(report.ok):
+        raise InputError(report.issues(int(np.argmin(report.ok))))
+    frame = Frame.build(model, system, resolved)
+    stages, columns = _memory(frame, _limit(system, limit_bytes))
+    timing = Timing(frame)
+    step = timing.step_s()
+    columns |= {"step_time_s": step, **_rates(frame, step), **time_terms(timing, step)}
+    for column in columns.values():
+        column.setflags(write=False)
+    return Predictions(model, system, resolved, columns, stages, frame)
+
+
+def _rates(frame: Frame, step_s: FloatArray) -> dict[str, FloatArray]:
+    """Throughput and utilisation, (n,)."""
+    batch, accelerator = frame.batch, frame.system.accelerator
+    tokens = batch.real("gbs") * batch.real("seq_len")
+    gpus = batch.real("gpus")
+    flops = tokens * model_flops_per_token(frame.model, batch.real("seq_len"),
+                                           mtp=np.maximum(batch["mtp"], 0), tp=batch["tp"])
+    is_low = np.array([p in FP8_FAMILY for p in FIELD["precision"].choices])[batch["precision"]]
+    peak = np.where(is_low, accelerator.peak_fp8_tflops, accelerator.peak_bf16_tflops) * TERA
+    again = recomputed_flops(frame)
+    return {
+        "tokens_per_s": tokens / step_s,
+        "tokens_per_s_per_gpu": tokens / step_s / gpus,
+        "model_tflops_per_gpu": flops / step_s / gpus / TERA,
+        "mfu": flops / step_s / gpus / peak,
+        "hfu": (flops + again) / step_s / gpus / peak,
+    }
+
+
+def evaluate_in_chunks(model: ModelSpec, system: SystemSpec, batch: Batch, *,
+                       limit_bytes: float | None = None,
+                       size: int = CHUNK) -> list[Predictions]:
+    """Predict a large batch piece by piece, so that temporaries stay small."""
+    return [evaluate(model, system, piece, limit_bytes=limit_bytes)
+            for piece in batch.chunks(size)]
+
+
+def predict(model: ModelSpec, system: SystemSpec, strategy: Strategy, *,
+            limit_bytes: float | None = None) -> Prediction:
+    """Predict one strategy.
+
+    Parameters
+    ----------
+    model, system : ModelSpec, SystemSpec
+    strategy : Strategy
+        Fields that are None take their defaults.
+    limit_bytes : float, optional
+        Device memory that may be used [B].
+
+    Returns
+    -------
+    Prediction
+        `Prediction.to_dict` gives the JSON of ``autotune predict``.
+
+    Raises
+    ------
+    InputError
+        Illegal strategy, with every problem.
+    """
+    batch = Batch.from_strategies([strategy])
+    return evaluate(model, system, batch, limit_bytes=limit_bytes).row(0)

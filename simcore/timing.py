@@ -1,0 +1,250 @@
+"""Step time: a rank's work, the pipeline over it, and what comes once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from simcore.data_parallel import StepEnds, step_ends
+from simcore.formulas.collectives import Collective, collective_s
+from simcore.formulas.pipeline import lower_bound_s
+from simcore.frame import Frame
+from simcore.inputs.fields import FIELD
+from simcore.layer_costs import Times
+from simcore.operators.base import TERMS, Term
+from simcore.placement import Group, groups
+from simcore.schedule.base import makespan
+from simcore.typing import FloatArray, IntArray
+from simcore.units import MICRO
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Forward and backward (with recomputation) seconds of one part, (u,) or (n,)."""
+
+    forward: FloatArray
+    backward: FloatArray
+    whole: FloatArray
+    """Forward once more, where the whole layer is recomputed."""
+
+
+def _sum(times: Mapping[Term, FloatArray]) -> FloatArray:
+    total = times[TERMS[0]]
+    for term in TERMS[1:]:
+        total = total + times[term]
+    return total
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of a frame's rows."""
+
+    frame: Frame
+
+    def _parts(self, times: Times) -> Parts:
+        spread = self.frame.spread
+        forward = spread(_sum(times.forward))
+        backward = spread(_sum(times.backward) + _sum(times.recompute))
+        return Parts(forward, backward, forward)
+
+    @cached_property
+    def layers(self) -> tuple[Parts, ...]:
+        """Of one layer of each kind, (n,)."""
+        return tuple(self._parts(cost.times) for cost in self.frame.layer_costs)
+
+    @cached_property
+    def embedding(self) -> Parts:
+        """Of the embedding, (n,)."""
+        return self._parts(self.frame.embedding)
+
+    @cached_property
+    def head(self) -> Parts:
+        """Of the head, (n,)."""
+        return self._parts(self.frame.head)
+
+    @cached_property
+    def mtp(self) -> Parts:
+        """Of one MTP layer, (n,)."""
+        return self._parts(self.frame.mtp_layer)
+
+    @cached_property
+    def send_s(self) -> FloatArray:
+        """One pipeline send of a micro-batch's hidden states, (n,) [s]."""
+        frame, local = self.frame, self.frame.local
+        pp = frame.batch["pp"]
+        size = frame.spread(local.bytes_per_value * frame.model.hidden_size
+                            * local.tokens_sharded)
+        stride = groups(frame.batch)["pp"].stride
+        seconds = collective_s(Collective.P2P, size_bytes=size,
+                               group=Group(np.minimum(pp, 2), stride),
+                               network=frame.system.network)
+        return np.where(pp > 1, seconds, 0.0)
+
+    @cached_property
+    def blocking_s(self) -> FloatArray:
+        """Send time that keeps the sender busy, (n,) [s]."""
+        return np.where(self.frame.batch["overlap_p2p"] > 0, 0.0, self.send_s)
+
+    @cached_property
+    def edge_s(self) -> FloatArray:
+        """Send time that only the receiver waits for, (n,) [s]."""
+        return np.where(self.frame.batch["overlap_p2p"] > 0, self.send_s, 0.0)
+
+    @cached_property
+    def overhead_s(self) -> FloatArray:
+        """Once a step, (n,) [s]."""
+        return self.frame.spread(self.frame.local.software("step_overhead_us")) * MICRO
+
+    def class_work(self, c: int) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward of a micro-batch through all chunks of a rank, (n,) [s]."""
+        frame, tables = self.frame, self.frame.tables
+        counts = frame.stage(tables.layers, c)
+        whole = frame.recomputed_layers(c).sum(axis=1)
+        forward, backward = np.zeros(len(frame)), np.zeros(len(frame))
+        for k, part in enumerate(self.layers):
+            forward = forward + counts[:, k] * part.forward
+            backward = backward + counts[:, k] * part.backward + whole[:, k] * part.whole
+        for here, part in ((frame.stage(tables.has_embedding, c), self.embedding),
+                           (frame.stage(tables.has_head, c), self.head),
+                           (frame.stage(tables.mtp, c) * np.maximum(frame.batch["mtp"], 0),
+                            self.mtp)):
+            if np.any(here):
+                forward = forward + here * part.forward
+                backward = backward + here * part.backward
+        sends = self.sends(c)
+        return forward + sends[0] * self.blocking_s, backward + sends[1] * self.blocking_s
+
+    def sends(self, c: int) -> tuple[FloatArray, FloatArray]:
+        """Sends of a rank and micro-batch, forward and backward, (n,)."""
+        frame, tables = self.frame, self.frame.tables
+        is_piped = frame.batch["pp"] > 1
+        vpp = np.maximum(frame.batch["vpp"], 1)
+        return (is_piped * (vpp - frame.stage(tables.has_head, c)),
+                is_piped * (vpp - frame.stage(tables.has_embedding, c)))
+
+    @cached_property
+    def classes(self) -> tuple[tuple[FloatArray, FloatArray, StepEnds], ...]:
+        """Forward, backward (with exposed ZeRO traffic) and step ends of each class, (n,)."""
+        found = []
+        for c in range(self.frame.tables.num_classes):
+            forward, backward = self.class_work(c)
+            ends = step_ends(self.frame, c, forward, backward)
+            found.append((forward + ends.forward_s, backward + ends.backward_s, ends))
+        return tuple(found)
+
+    @cached_property
+    def post_s(self) -> FloatArray:
+        """Optimizer and parameter gather of the slowest rank, (n,) [s]."""
+        post = np.zeros(len(self.frame))
+        for _, _, ends in self.classes:
+            post = np.maximum(post, ends.optimizer_s + ends.gather_s)
+        return post
+
+    def lower_bound_s(self) -> FloatArray:
+        """Proven lower bound of the step time, (n,) [s].
+
+        For every class: what precedes its last rank, its own work for all micro-batches, and
+        what follows until rank 0 ends (see `simcore.formulas.pipeline`).
+        """
+        frame, tables = self.frame, self.frame.tables
+        before, own, ranks, alone = [], [], [], np.zeros(len(frame))
+        m = frame.microbatches
+        for c, (forward, backward, ends) in enumerate(self.classes):
+            ahead_forward, ahead_backward = self._before(c)
+            at = frame.stage(tables.last_rank, c)
+            before.append(ahead_forward + ahead_backward)
+            own.append(forward + backward)
+            ranks.append(at)
+            alone = np.maximum(alone, ahead_forward + at * self.edge_s
+                               + m * (forward + backward) + ends.reduce_s)
+        whole = lower_bound_s(pp=frame.batch["pp"], vpp=frame.batch["vpp"],
+                              num_microbatches=m, busy_before_s=np.stack(before),
+                              own_s=np.stack(own), ranks_before=np.stack(ranks),
+                              edge_s=self.edge_s)
+        end = np.maximum(whole + self.classes[0][2].reduce_s, alone)
+        # The recurrence adds the same numbers in another order.
+        return (end + self.post_s + self.overhead_s) * (1.0 - 1e-12)
+
+    def _before(self, c: int) -> tuple[FloatArray, FloatArray]:
+        """Forward and backward of virtual stage 0 on the ranks before a class' last, (n,)."""
+        frame, tables = self.frame, self.frame.tables
+        counts = frame.stage(tables.before[:, :, -1], c)
+        rows = np.arange(len(frame))
+        whole = tables.before[frame.layout_index[rows], c, frame.recomputed_depth]
+        at = frame.stage(tables.last_rank, c)
+        first = at > 0
+        forward = first * self.embedding.forward + at * self.blocking_s
+        backward = first * self.embedding.backward + np.maximum(at - 1, 0) * self.blocking_s
+        for k, part in enumerate(self.layers):
+            forward = forward + counts[:, k] * part.forward
+            backward = backward + counts[:, k] * part.backward + whole[:, k] * part.whole
+        return forward, backward
+
+    def step_s(self) -> FloatArray:
+        """Step time by the exact recurrence, (n,) [s]."""
+        frame = self.frame
+        names = ("schedule", "pp", "vpp", "microbatch_group_size")
+        keys = np.stack([*(frame.batch[name] for name in names),
+                         frame.microbatches.astype(np.int64)])
+        distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
+        end = np.empty(len(frame))
+        for i, key in enumerate(distinct.T.tolist()):
+            rows = np.nonzero(inverse.reshape(-1) == i)[0]
+            end[rows] = self._pipeline_end_s(rows, *key)
+        return end + self.post_s + self.overhead_s
+
+    def _pipeline_end_s(self, rows: IntArray, schedule: int, pp: int, vpp: int, group_size: int,
+                        m: int) -> FloatArray:
+        """When the last rank has reduced its gradients, for rows of one schedule [s]."""
+        forward, backward, classes = self._rank_work(rows, pp, vpp)
+        ends = makespan(FIELD["schedule"].choices[schedule], pp=pp, vpp=vpp, num_microbatches=m,
+                        group_size=group_size, forward_s=forward, backward_s=backward,
+                        edge_s=np.ascontiguousarray(self.edge_s[rows]))
+        reduce = np.stack([c[2].reduce_s[rows] for c in self.classes])
+        return (ends + np.take_along_axis(reduce, classes, axis=0)).max(axis=0)
+
+    def _rank_work(self, rows: IntArray, pp: int,
+                   vpp: int) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Work of every rank and chunk: (pp, vpp, n), (pp, vpp, n), class of each rank (pp, n)."""
+        frame, tables = self.frame, self.frame.tables
+        layout = frame.layout_index[rows]
+        classes = np.stack([tables.class_of_rank[i] for i in layout.tolist()], axis=1)
+        counts = tables.chunk_layers[layout[None, :], classes][:, :, :vpp]
+        depth = frame.recomputed_depth[rows]
+        whole = tables.first_layers[layout[None], classes, :, depth[None]][:, :, :vpp]
+        shape = (pp, vpp, len(rows))
+        forward, backward = np.zeros(shape), np.zeros(shape)
+        for k, part in enumerate(self.layers):
+            n_k, w_k = counts[..., k].transpose(0, 2, 1), whole[..., k].transpose(0, 2, 1)
+            forward += n_k * part.forward[rows]
+            backward += n_k * part.backward[rows] + w_k * part.whole[rows]
+        forward[0, 0] += self.embedding.forward[rows]
+        backward[0, 0] += self.embedding.backward[rows]
+        forward[-1, -1] += self.head.forward[rows]
+        backward[-1, -1] += self.head.backward[rows]
+        self._add_mtp(forward, backward, rows, layout, classes)
+        if pp > 1:
+            blocking = self.blocking_s[rows]
+            forward += blocking
+            backward += blocking
+            forward[-1, -1] -= blocking
+            backward[0, 0] -= blocking
+        for c, (_, _, ends) in enumerate(self.classes):
+            here = (classes == c)[:, None]
+            forward += here * ends.forward_s[rows] / vpp
+            backward += here * ends.backward_s[rows] / vpp
+        return forward, backward, classes
+
+    def _add_mtp(self, forward: FloatArray, backward: FloatArray, rows: IntArray,
+                 layout: IntArray, classes: IntArray) -> None:
+        """Add MTP layers to the last chunk of the rank that holds them."""
+        frame = self.frame
+        mtp = np.maximum(frame.batch["mtp"][rows], 0)
+        if not np.any(mtp):
+            return
+        here = frame.tables.mtp[layout[None], classes] * mtp
+        forward[:, -1] += here * self.mtp.forward[rows]
+        backward[:, -1] += here * self.mtp.backward[rows]
