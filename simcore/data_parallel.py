@@ -9,8 +9,7 @@ import numpy as np
 from simcore.formulas.collectives import Collective, collective_s
 from simcore.frame import Frame
 from simcore.inputs.fields import code
-from simcore.memory import rank_parameters
-from simcore.placement import Group, groups
+from simcore.placement import Placement
 from simcore.states import dtype_bytes, fp8_rows
 from simcore.typing import FloatArray, Num
 from simcore.units import GB
@@ -56,7 +55,7 @@ def _gradient_bytes(frame: Frame) -> FloatArray:
     return np.where(frame.batch["grad_dtype"] == code("grad_dtype", "fp32"), 4.0, 2.0)
 
 
-def _volumes(frame: Frame, parameters: FloatArray, group: Group, ranks: FloatArray) -> _Volumes:
+def _volumes(frame: Frame, parameters: FloatArray, group: Placement, ranks: FloatArray) -> _Volumes:
     """Reduction (scatter, or all-reduce without sharding) and gather over one group."""
     network = frame.system.network
 
@@ -65,8 +64,9 @@ def _volumes(frame: Frame, parameters: FloatArray, group: Group, ranks: FloatArr
 
     gradient = parameters * _gradient_bytes(frame)
     zero = frame.batch["zero"]
-    reduce = np.where(zero >= 1, time(Collective.REDUCE_SCATTER, gradient),
-                      time(Collective.ALL_REDUCE, gradient))
+    reduce = time(Collective.REDUCE_SCATTER, gradient)
+    if not np.all(zero >= 1):
+        reduce = np.where(zero >= 1, reduce, time(Collective.ALL_REDUCE, gradient))
     width = np.where(fp8_rows(frame.batch) & (frame.batch["fp8_param_gather"] > 0), 1.0, 2.0)
     gather = np.where(zero >= 1, time(Collective.ALL_GATHER, parameters * width), 0.0)
     return _Volumes(np.where(ranks > 1, reduce, 0.0), np.where(ranks > 1, gather, 0.0))
@@ -81,8 +81,8 @@ def step_ends(frame: Frame, c: int, forward_s: FloatArray, backward_s: FloatArra
         Time of one micro-batch on the rank, beside which communication can run [s].
     """
     batch = frame.batch
-    dense, expert = rank_parameters(frame, c)
-    where = groups(batch)
+    dense, expert = frame.parameters[c].dense, frame.parameters[c].expert
+    where = frame.placements
     shards = frame.dp * batch["cp"]
     volume = _volumes(frame, dense, where["dp_cp"], shards)
     reduce, gather = volume.reduce_s, volume.gather_s
@@ -122,10 +122,8 @@ def _tied_embedding_s(frame: Frame, c: int) -> FloatArray:
     pp = frame.batch["pp"]
     size = frame.spread(frame.local.vocab / frame.local.tp) * (
         frame.model.hidden_size * _gradient_bytes(frame))
-    stride = groups(frame.batch)["pp"].stride * np.maximum(pp - 1, 1)
     seconds = collective_s(Collective.ALL_REDUCE, size_bytes=size,
-                           group=Group(np.minimum(pp, 2), stride),
-                           network=frame.system.network)
+                           group=frame.placements["ends"], network=frame.system.network)
     return np.where((ends > 0) & (pp > 1), seconds, 0.0)
 
 

@@ -12,6 +12,7 @@ from simcore.batch import Batch
 from simcore.degrees import data_parallel, expert_data_parallel, num_microbatches
 from simcore.errors import InputError, Issue
 from simcore.inputs.fields import RECOMPUTE_BIT, code
+from simcore.inputs.framework import MemoryStyle
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.layer_costs import Times, embedding_times, head_times, layer_times, mtp_times
@@ -26,7 +27,9 @@ from simcore.parameters import (
     mtp_parameters,
     weight_shapes,
 )
+from simcore.placement import Group, Placement, groups, place
 from simcore.resolve import profile_codes
+from simcore.states import BytesPerParameter, bytes_per_parameter, shard_sizes
 from simcore.stages import StageTables, stage_tables
 from simcore.typing import BoolArray, FloatArray, IntArray
 
@@ -40,6 +43,31 @@ class LayerCost:
     parameters: RankParameters
     matrices: RankParameters
     """Parameters in matrices, which have fp8 copies."""
+
+
+@dataclass(frozen=True)
+class ClassParameters:
+    """Parameters of a rank, dense and expert, and those of them in matrices, (n,)."""
+
+    dense: FloatArray
+    expert: FloatArray
+    dense_matrices: FloatArray
+    expert_matrices: FloatArray
+
+
+SITE_FIELDS = ("gpus", "tp", "cp", "pp", "ep", "etp", "rank_order", "dp_replicate")
+"""Fields that decide where a step's groups sit."""
+SITE_GROUPS = ("dp_cp", "edp", "ends", "neighbours")
+"""Groups of once a step: data-parallel ones, the pipeline's ends, two of its neighbours."""
+
+
+def site_groups(batch: Batch) -> dict[str, Group]:
+    """Return the groups of `SITE_GROUPS`."""
+    found = groups(batch)
+    pair, stride = np.minimum(batch["pp"], 2), np.asarray(found["pp"].stride)
+    found["neighbours"] = Group(pair, stride)
+    found["ends"] = Group(pair, stride * np.maximum(batch["pp"] - 1, 1))
+    return found
 
 
 @dataclass(frozen=True)
@@ -190,6 +218,70 @@ class Frame:
     def edp(self) -> IntArray:
         """Expert-data-parallel size, (n,)."""
         return expert_data_parallel(self.batch)
+
+    @cached_property
+    def placements(self) -> dict[str, Placement]:
+        """Where the step's groups sit (`SITE_GROUPS`), (n,); found once a distinct grid."""
+        first, index = self.batch.group(SITE_FIELDS)
+        found = site_groups(self.batch.take(first))
+        network = self.system.network
+        return {name: Placement(*(self._by_site(column, index)
+                                  for column in place(found[name], network)))
+                for name in SITE_GROUPS}
+
+    def _by_site(self, column: IntArray, index: IntArray) -> IntArray:
+        return np.broadcast_to(column, np.broadcast_shapes(column.shape, (1,)))[
+            index if column.size > 1 else np.zeros(len(self), np.int64)]
+
+    @cached_property
+    def parameters(self) -> tuple[ClassParameters, ...]:
+        """Parameters that a rank of each class holds, unsharded."""
+        return tuple(self._class_parameters(c) for c in range(self.tables.num_classes))
+
+    def _class_parameters(self, c: int) -> ClassParameters:
+        layers = self.stage(self.tables.layers, c)
+        mtp_here = self.stage(self.tables.mtp, c) * np.maximum(self.batch["mtp"], 0)
+        embedding, head, mtp = self.end_parameters
+        has_embedding = self.stage(self.tables.has_embedding, c)
+        tied_once = self.model.tied_embeddings & (self.batch["pp"] == 1)
+        dense = has_embedding * self.spread(embedding) + np.where(
+            tied_once, 0.0, self.stage(self.tables.has_head, c) * self.spread(head))
+        expert = np.zeros(len(self))
+        if np.any(mtp_here):
+            # MTP shares the embedding; away from rank 0 it holds a copy.
+            away = (mtp_here > 0) & (has_embedding == 0)
+            dense = dense + mtp_here * self.spread(mtp.dense) + np.where(
+                away, self.spread(embedding), 0.0)
+            expert = expert + mtp_here * self.spread(mtp.expert)
+        low_dense, low_expert = np.zeros(len(self)), np.zeros(len(self))
+        for k, cost in enumerate(self.layer_costs):
+            dense = dense + layers[:, k] * self.spread(cost.parameters.dense)
+            low_dense = low_dense + layers[:, k] * self.spread(cost.matrices.dense)
+            if self.model.is_moe:
+                expert = expert + layers[:, k] * self.spread(cost.parameters.expert)
+                low_expert = low_expert + layers[:, k] * self.spread(cost.matrices.expert)
+        return ClassParameters(dense, expert, low_dense, low_expert)
+
+    @cached_property
+    def is_fsdp(self) -> BoolArray:
+        """Where the framework keeps fp32 shards and gathers bf16 layers, (n,)."""
+        style = self.local.style_is(MemoryStyle.FSDP.value).astype(np.float64)
+        return self.spread(style) > 0
+
+    @cached_property
+    def dense_bytes(self) -> BytesPerParameter:
+        """Bytes of a dense parameter, (n,)."""
+        return self._bytes(shard_sizes(self.batch)[0])
+
+    @cached_property
+    def expert_bytes(self) -> BytesPerParameter:
+        """Bytes of an expert parameter, (n,)."""
+        return self._bytes(shard_sizes(self.batch)[1])
+
+    def _bytes(self, shards: FloatArray) -> BytesPerParameter:
+        upcasts = self.spread(self.local.software("adam_upcast_moments")) > 0
+        return bytes_per_parameter(self.batch, self.system, shards, upcasts=upcasts,
+                                   is_fsdp=self.is_fsdp)
 
     @cached_property
     def recomputes_layers(self) -> BoolArray:

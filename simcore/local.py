@@ -17,6 +17,7 @@ from simcore.inputs.framework import Profile
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.parameters import padded_vocab
+from simcore.placement import Group, Placement, place
 from simcore.typing import BoolArray, FloatArray
 
 LOCAL_FIELDS: tuple[str, ...] = (
@@ -79,6 +80,26 @@ class Local:
     def tp(self) -> FloatArray:
         """Tensor-parallel size."""
         return self.real("tp")
+
+    @cached_property
+    def tp_placement(self) -> Placement:
+        """Tensor groups: neighbouring ranks."""
+        return place(Group(self.batch["tp"], 1), self.system.network)
+
+    @cached_property
+    def cp_placement(self) -> Placement:
+        """Context groups: ranks one tensor group apart."""
+        return place(Group(self.batch["cp"], self.batch["tp"]), self.system.network)
+
+    @cached_property
+    def ep_placement(self) -> Placement:
+        """Expert groups: ranks one expert-tensor group apart, whatever tp and cp are."""
+        return place(Group(self.batch["ep"], self.batch["etp"]), self.system.network)
+
+    @cached_property
+    def etp_placement(self) -> Placement:
+        """Expert-tensor groups: neighbouring ranks."""
+        return place(Group(self.batch["etp"], 1), self.system.network)
 
     @cached_property
     def tokens(self) -> FloatArray:

@@ -9,10 +9,8 @@ import numpy as np
 from simcore.activations import mlp_parts
 from simcore.frame import Frame
 from simcore.inputs.fields import code
-from simcore.inputs.framework import MemoryStyle
 from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
-from simcore.states import bytes_per_parameter, shard_sizes
-from simcore.typing import BoolArray, FloatArray
+from simcore.typing import FloatArray
 from simcore.units import GIB, MIB
 
 PHASES = ("forward", "backward", "head", "recompute", "optimizer")
@@ -67,54 +65,20 @@ def class_memory(frame: Frame, c: int) -> ClassMemory:
                        phase)
 
 
-def _parameters(frame: Frame, c: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Dense and expert parameters of a rank, and those in matrices, (n,)."""
-    layers = frame.stage(frame.tables.layers, c)
-    mtp_here = frame.stage(frame.tables.mtp, c) * np.maximum(frame.batch["mtp"], 0)
-    embedding, head, mtp = frame.end_parameters
-    has_embedding = frame.stage(frame.tables.has_embedding, c)
-    has_head = frame.stage(frame.tables.has_head, c)
-    tied_once = frame.model.tied_embeddings & (frame.batch["pp"] == 1)
-    vocabulary = has_embedding * frame.spread(embedding) + has_head * np.where(
-        tied_once, 0.0, frame.spread(head))
-    dense = vocabulary + mtp_here * frame.spread(mtp.dense)
-    # MTP shares the embedding; away from rank 0 it holds a copy.
-    dense = dense + np.where((mtp_here > 0) & (has_embedding == 0), frame.spread(embedding), 0.0)
-    expert = mtp_here * frame.spread(mtp.expert)
-    low_dense, low_expert = np.zeros(len(frame)), np.zeros(len(frame))
-    for k, cost in enumerate(frame.layer_costs):
-        dense = dense + layers[:, k] * frame.spread(cost.parameters.dense)
-        expert = expert + layers[:, k] * frame.spread(cost.parameters.expert)
-        low_dense = low_dense + layers[:, k] * frame.spread(cost.matrices.dense)
-        low_expert = low_expert + layers[:, k] * frame.spread(cost.matrices.expert)
-    return dense, expert, low_dense, low_expert
-
-
-def rank_parameters(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
-    """Dense and expert parameters that a rank of class c holds (unsharded), (n,)."""
-    dense, expert, _, _ = _parameters(frame, c)
-    return dense, expert
-
-
 def _static(frame: Frame, c: int) -> tuple[tuple[FloatArray, ...], FloatArray]:
     """Weights, gradients, optimizer states and fixed buffers; and the step's temporaries."""
-    batch, system = frame.batch, frame.system
-    dense, expert, low_dense, low_expert = _parameters(frame, c)
-    is_fsdp = frame.spread(frame.local.style_is(MemoryStyle.FSDP.value).astype(np.float64)) > 0
-    upcasts = frame.spread(frame.local.software("adam_upcast_moments")) > 0
-    shards, expert_shards = shard_sizes(batch)
-    each = bytes_per_parameter(batch, system, shards, upcasts=upcasts, is_fsdp=is_fsdp)
-    weights = dense * each.weight + low_dense * each.quantised
-    gradients, optimizer, step = (dense * each.gradient, dense * each.optimizer,
-                                  dense * each.step)
+    own = frame.parameters[c]
+    each = frame.dense_bytes
+    weights = own.dense * each.weight + own.dense_matrices * each.quantised
+    gradients, optimizer, step = (own.dense * each.gradient, own.dense * each.optimizer,
+                                  own.dense * each.step)
     if frame.model.is_moe:
-        own = bytes_per_parameter(batch, system, expert_shards, upcasts=upcasts,
-                                  is_fsdp=is_fsdp)
-        weights = weights + expert * own.weight + low_expert * own.quantised
-        gradients = gradients + expert * own.gradient
-        optimizer = optimizer + expert * own.optimizer
-        step = step + expert * own.step
-    fixed = _fixed(frame, c) + _gathered(frame, c, is_fsdp)
+        each = frame.expert_bytes
+        weights = weights + own.expert * each.weight + own.expert_matrices * each.quantised
+        gradients = gradients + own.expert * each.gradient
+        optimizer = optimizer + own.expert * each.optimizer
+        step = step + own.expert * each.step
+    fixed = _fixed(frame, c) + _gathered(frame, c)
     return (weights, gradients, optimizer, fixed), step
 
 
@@ -133,7 +97,7 @@ def _fixed(frame: Frame, c: int) -> FloatArray:
         frame.spread(head + gather) + CUBLAS_HEAD_BYTES)
 
 
-def _gathered(frame: Frame, c: int, is_fsdp: BoolArray) -> FloatArray:
+def _gathered(frame: Frame, c: int) -> FloatArray:
     """Under ZeRO-3: two gathered layers and the gradient of one (prefetch of the next); under
     ZeRO-2 the bucket that is being reduced, (n,) [B]."""
     zero = frame.batch["zero"]
@@ -145,7 +109,7 @@ def _gathered(frame: Frame, c: int, is_fsdp: BoolArray) -> FloatArray:
                                                    + cost.parameters.expert))
     has_head = frame.stage(frame.tables.has_head, c)
     ends = has_head * frame.spread(frame.end_parameters[1])
-    gradient = np.where(is_fsdp, 4.0, 2.0)
+    gradient = np.where(frame.is_fsdp, 4.0, 2.0)
     gathered = 2.0 * 2.0 * largest + gradient * np.maximum(largest, ends) + 2.0 * ends
     return np.where(zero >= 3, gathered, np.where(zero == 2, gradient * largest, 0.0))
 

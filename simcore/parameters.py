@@ -17,12 +17,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from simcore.inputs.model import AttentionKind, LayerKind, MlpKind, ModelSpec, Norm
-from simcore.typing import FloatArray
+from simcore.typing import FloatArray, IntArray
 
-Degree = int | npt.NDArray[np.int64] | FloatArray
+Degree = float | IntArray | FloatArray
 """A parallel degree: a number, or one a candidate, shape (n,)."""
 
 VOCAB_MULTIPLE = 128

@@ -15,7 +15,6 @@ from simcore.frame import Frame
 from simcore.inputs.fields import FIELD
 from simcore.layer_costs import Times
 from simcore.operators.base import TERMS, Term
-from simcore.placement import Group, groups
 from simcore.schedule.base import makespan
 from simcore.typing import FloatArray, IntArray
 from simcore.units import MICRO
@@ -77,9 +76,8 @@ class Timing:
         pp = frame.batch["pp"]
         size = frame.spread(local.bytes_per_value * frame.model.hidden_size
                             * local.tokens_sharded)
-        stride = groups(frame.batch)["pp"].stride
         seconds = collective_s(Collective.P2P, size_bytes=size,
-                               group=Group(np.minimum(pp, 2), stride),
+                               group=frame.placements["neighbours"],
                                network=frame.system.network)
         return np.where(pp > 1, seconds, 0.0)
 

@@ -158,12 +158,15 @@ class _Structures:
 
     def neighbour(self, chosen: Mapping[str, float],
                   known: Mapping[tuple[float, ...], object]) -> dict[str, float] | None:
-        """Return a structure that differs in one field and was not tried, if there is one."""
-        moves = [(name, code) for axis in self.axes for name in axis.fields
-                 for code in self._choices[name].values() if code != chosen[name]]
+        """Return a structure that differs in one axis and was not tried, if there is one.
+
+        Axes behind the one that moves keep their values as far as those are still on offer.
+        """
+        moves = [(axis, option) for axis in self.axes
+                 for option in self._options(axis, chosen)]
         for i in self._random.permutation(len(moves)):
-            name, code = moves[i]
-            wish = self.mend({**chosen, name: code})
+            axis, option = moves[i]
+            wish = self.mend({**chosen, **dict(zip(axis.fields, option, strict=True))})
             if tuple(wish.values()) not in known:
                 return wish
         return None

@@ -166,7 +166,7 @@ _BODY = {
 """Formula of each kind, and how many collectives' base latency it pays."""
 
 
-def collective_s(kind: Collective | str, *, size_bytes: Num, group: Group,
+def collective_s(kind: Collective | str, *, size_bytes: Num, group: Group | Placement,
                  network: Network) -> FloatArray:
     """Time of one collective, nothing else on the links [s].
 
@@ -177,8 +177,8 @@ def collective_s(kind: Collective | str, *, size_bytes: Num, group: Group,
     size_bytes : float or ndarray, shape (n,)
         Gathered output (all-gather), input (reduce-scatter, all-reduce), all that a rank sends
         (all-to-all), message (p2p) [bytes].
-    group : Group
-        Where the members sit; the groups beside it run at the same time, so each GPU has its
+    group : Group or Placement
+        Where the members sit (a placement where it is known); the groups beside it run at the same time, so each GPU has its
         own share of the node's NICs and no more.
     network : Network
         Links of the system.
@@ -210,7 +210,7 @@ def collective_s(kind: Collective | str, *, size_bytes: Num, group: Group,
     0.0
     """
     body, calls = _BODY[Collective(kind)]
-    place_ = place(group, network)
+    place_ = group if isinstance(group, Placement) else place(group, network)
     time_s = body(size_bytes, place_, network) + calls * network.collective_base_us * MICRO
     idle = (place_.ranks <= 1) | (np.asarray(size_bytes) <= 0)
     return np.where(idle, 0.0, time_s)

@@ -64,7 +64,7 @@ def uniform_makespan_s(pp: Num, vpp: Num, num_microbatches: Num, chunk_s: Num) -
     return ideal_s * (1.0 + bubble_frac(pp, vpp, num_microbatches))
 
 
-def lower_bound_s(*, pp: IntArray, vpp: IntArray, num_microbatches: IntArray,
+def lower_bound_s(*, pp: IntArray, vpp: IntArray, num_microbatches: IntArray | FloatArray,
                   busy_before_s: FloatArray, own_s: FloatArray, ranks_before: IntArray,
                   edge_s: FloatArray, is_1f1b: BoolArray | bool = False) -> FloatArray:
     """Return a time that no schedule's makespan falls below, row by row.
@@ -115,7 +115,8 @@ def lower_bound_s(*, pp: IntArray, vpp: IntArray, num_microbatches: IntArray,
        ``trip + own (m - 1 + max(m - D, 0)) / 2``, and the longer of the two is no shorter.
 
     The trip uses ``max(busy_before + own) - busy_before`` over the given ranks, which is exact
-    where the last rank is among them and too small, so still a bound, where it is not.
+    where the last rank is among them and too small, so still a bound, where it is not. Being a
+    difference, it needs busy_before_s exact: for 1F1B rows a smaller figure is no safe one.
 
     Equal stages with edge 0: 1. on the last rank gives uniform_makespan_s.
 
@@ -126,7 +127,7 @@ def lower_bound_s(*, pp: IntArray, vpp: IntArray, num_microbatches: IntArray,
     """
     m = np.asarray(num_microbatches, dtype=np.float64)
     ends_s = busy_before_s + 2.0 * ranks_before * edge_s
-    bound_s = (ends_s + m * own_s).max(axis=0)
+    bound_s: FloatArray = (ends_s + m * own_s).max(axis=0)
     rows = np.flatnonzero(np.broadcast_to(is_1f1b, bound_s.shape) & (np.asarray(vpp) == 1))
     if not len(rows):
         return bound_s

@@ -107,7 +107,9 @@ def _common(reader: Reader, family: Family) -> dict[str, object]:
     _, _, given = reader.raw("num_key_value_heads")
     groups = reader.count("num_key_value_heads",
                           heads if given else family.num_key_value_heads or heads, maximum=16384)
-    if heads % groups and not reader.issues:
+    if family.mla:
+        groups = heads
+    elif heads % groups and not reader.issues:
         reader.fail("num_key_value_heads", f"must divide num_attention_heads ({heads}), "
                     f"got {groups}")
     tied = reader.flag("tie_word_embeddings", default=family.tied)

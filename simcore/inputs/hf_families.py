@@ -24,7 +24,7 @@ class Family:
     fields : mapping
         Fields of `ModelSpec` that are the same in every model of the family.
     names : mapping
-        The family's own names of common keys.
+        Other names under which the family's class reads or writes a key.
     head_dim, num_key_value_heads : int
         Class default; 0: hidden_size over heads, and one for every query head.
     max_position_embeddings : int
@@ -33,6 +33,8 @@ class Family:
         Class default of `tie_word_embeddings`.
     activation : str
         Class default of the non-linearity.
+    mla : bool
+        Multi-head latent attention, where `num_key_value_heads` has no meaning.
     wide_mlp : bool
         Whether a missing `intermediate_size` means four times `hidden_size`.
     """
@@ -45,6 +47,7 @@ class Family:
     max_position_embeddings: int = 2048
     tied: bool = False
     activation: str = "silu"
+    mla: bool = False
     wide_mlp: bool = False
 
 
@@ -170,7 +173,7 @@ def _deepseek(reader: Reader, fields: Fields) -> Fields:
            "topk": reader.count("num_experts_per_tok"), "ffn_hidden_size": width,
            "shared_ffn_hidden_size": shared * width}
     return {"mla": mla, "head_dim": mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"],
-            "num_query_groups": fields["num_attention_heads"], "moe": moe,
+            "moe": moe,
             "first_dense_layers": reader.count("first_k_dense_replace", minimum=0),
             "mtp_num_layers": reader.count("num_nextn_predict_layers", 0, minimum=0,
                                            maximum=16)}
@@ -265,24 +268,26 @@ _GELU = "gelu_pytorch_tanh"
 FAMILIES: Mapping[str, Family] = MappingProxyType({
     "llama": Family(_llama),
     "mistral": Family(_mistral, num_key_value_heads=8, max_position_embeddings=131072),
-    "mixtral": Family(_mixtral, num_key_value_heads=8, max_position_embeddings=131072),
+    "mixtral": Family(_mixtral, names={"num_local_experts": "num_experts"},
+                      num_key_value_heads=8, max_position_embeddings=131072),
     "qwen2": Family(_qwen2, {"attention_bias": True}, num_key_value_heads=32,
                     max_position_embeddings=32768),
     "qwen2_moe": Family(_qwen2_moe, num_key_value_heads=16, max_position_embeddings=32768),
     "qwen3": Family(_qwen3, {"qk_norm": True}, head_dim=128, num_key_value_heads=32,
                     max_position_embeddings=32768),
-    "qwen3_moe": Family(_qwen3_moe, {"qk_norm": True}, num_key_value_heads=4,
-                        max_position_embeddings=32768),
+    "qwen3_moe": Family(_qwen3_moe, {"qk_norm": True}, {"num_experts": "num_local_experts"},
+                        num_key_value_heads=4, max_position_embeddings=32768),
     "qwen3_next": Family(_qwen3_next, {"qk_norm": True, "attention_output_gate": True},
                          head_dim=256, num_key_value_heads=2, max_position_embeddings=32768),
-    "deepseek_v2": Family(_deepseek),
-    "deepseek_v3": Family(_deepseek, max_position_embeddings=4096),
+    "deepseek_v2": Family(_deepseek, mla=True),
+    "deepseek_v3": Family(_deepseek, names={"n_routed_experts": "num_local_experts"},
+                          max_position_embeddings=4096, mla=True),
     "gpt2": Family(_gpt2, {**_GPT, "learned_positions": True, "rotary": False, "mlp_bias": True},
                    _GPT_NAMES, max_position_embeddings=1024, tied=True, activation="gelu_new",
                    wide_mlp=True),
     "gpt_neox": Family(_gpt_neox, {**_GPT, "mlp_bias": True}, activation="gelu"),
-    "gpt_oss": Family(_gpt_oss, {"attention_sinks": True}, head_dim=64, num_key_value_heads=8,
-                      max_position_embeddings=131072),
+    "gpt_oss": Family(_gpt_oss, {"attention_sinks": True}, {"num_local_experts": "num_experts"},
+                      head_dim=64, num_key_value_heads=8, max_position_embeddings=131072),
     "gemma": Family(_plain, head_dim=256, num_key_value_heads=16, max_position_embeddings=8192,
                     tied=True, activation=_GELU),
     "gemma2": Family(_gemma2, {"post_norms": True}, head_dim=256, num_key_value_heads=4,

@@ -92,7 +92,7 @@ class Reader:
             self.fail(found[0], f"and {found[1]} mean the same and differ")
         if found:
             return found[0], self.config[found[0]], True
-        return other or key, None, False
+        return key, None, False
 
     def count(self, key: str, default: int | object = _REQUIRED, *, minimum: int = 1,
               maximum: int = MAX_COUNT) -> int:
@@ -104,7 +104,8 @@ class Reader:
         if value is None:
             if isinstance(default, int):
                 return default
-            self.fail(name, "is needed")
+            other = self.names.get(key)
+            self.fail(name, f"is needed (or {other})" if other else "is needed")
             return max(minimum, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not (
                 minimum <= value <= maximum):

@@ -10,7 +10,7 @@ from simcore.inputs.model import AttentionKind, LayerKind, MlpKind
 from simcore.local import Local
 from simcore.operators.attention import key_value_width, query_width
 from simcore.operators.base import Op, Phase, Term, make
-from simcore.placement import Group
+from simcore.placement import Placement
 from simcore.typing import FloatArray, Num
 
 ASYNC_HIDDEN_SHARE = 0.8
@@ -21,27 +21,7 @@ GROUPED_DISPATCH_EFFICIENCY = 1.25
 (DeepEP's README: 153-158 GB/s of 160 over NVLink, 43-58 of 50 over RDMA, de-duplicated)."""
 
 
-def tp_group(local: Local) -> Group:
-    """Neighbouring ranks."""
-    return Group(local.batch["tp"], 1)
-
-
-def cp_group(local: Local) -> Group:
-    """Ranks one tensor group apart."""
-    return Group(local.batch["cp"], local.batch["tp"])
-
-
-def ep_group(local: Local) -> Group:
-    """Ranks one expert-tensor group apart, whatever tp and cp are."""
-    return Group(local.batch["ep"], local.batch["etp"])
-
-
-def etp_group(local: Local) -> Group:
-    """Neighbouring ranks."""
-    return Group(local.batch["etp"], 1)
-
-
-def seconds(local: Local, kind: Collective, size_bytes: Num, group: Group) -> FloatArray:
+def seconds(local: Local, kind: Collective, size_bytes: Num, group: Placement) -> FloatArray:
     """Time of one collective on the system's network [s]."""
     return collective_s(kind, size_bytes=size_bytes, group=group, network=local.system.network)
 
@@ -55,7 +35,7 @@ def tensor_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> lis
     """
     h, size = local.model.hidden_size, local.bytes_per_value
     whole = size * local.tokens * h
-    group = tp_group(local)
+    group = local.tp_placement
     gather = seconds(local, Collective.ALL_GATHER, whole, group)
     scatter = seconds(local, Collective.REDUCE_SCATTER, whole, group)
     reduce = seconds(local, Collective.ALL_REDUCE, whole, group)
@@ -113,7 +93,7 @@ def context_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> li
         key_value = 2.0 * key_value_width(local)
         query_output = 2.0 * query_width(local) / local.tp
     block = size * local.tokens * key_value
-    group = cp_group(local)
+    group = local.cp_placement
     core = {phase: sum((op.seconds for op in compute
                         if op.module == "core_attn" and op.phase is phase), np.zeros_like(cp))
             for phase in Phase}
@@ -147,7 +127,7 @@ def expert_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> lis
     if kind.mlp is not MlpKind.MOE or moe is None:
         return []
     row_bytes = local.bytes_per_value * local.model.hidden_size
-    group, etp = ep_group(local), local.real("etp")
+    group, etp = local.ep_placement, local.real("etp")
     sent = local.dispatched_rows * row_bytes
     exchange = seconds(local, Collective.ALL_TO_ALL, sent, group)
     once = seconds(local, Collective.ALL_TO_ALL, sent * _copies_sent(local), group)
@@ -156,9 +136,9 @@ def expert_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> lis
     gather = seconds(local, Collective.ALL_GATHER, tokens, group)
     scatter = seconds(local, Collective.REDUCE_SCATTER, tokens, group)
     inner = np.where(etp > 1, seconds(local, Collective.ALL_GATHER, sent * etp,
-                                      etp_group(local)), 0.0)
+                                      local.etp_placement), 0.0)
     inner_back = np.where(etp > 1, seconds(local, Collective.REDUCE_SCATTER, sent * etp,
-                                           etp_group(local)), 0.0)
+                                           local.etp_placement), 0.0)
     kinds = local.batch["dispatcher"]
     is_gather = kinds == code("dispatcher", "allgather")
     is_fused = kinds >= code("dispatcher", "deepep")
@@ -210,7 +190,7 @@ def vocabulary_parallel_s(local: Local) -> tuple[FloatArray, FloatArray]:
         Forward; backward of each costs the same.
     """
     whole = local.bytes_per_value * local.tokens * local.model.hidden_size
-    group = tp_group(local)
+    group = local.tp_placement
     scatter = seconds(local, Collective.REDUCE_SCATTER, whole, group)
     gather = seconds(local, Collective.ALL_GATHER, whole, group)
     reduce = seconds(local, Collective.ALL_REDUCE, whole, group)

@@ -202,9 +202,9 @@ def _advance(flat: FloatArray, piece: Piece, durations_s: FloatArray, edge_s: Fl
     for need, duration_s, before, end in zip(piece.need, durations_s, ends, ends[1:],
                                              strict=False):
         take(need, 0, start_s, "clip")
-        add(start_s, edge_s, start_s)
-        maximum(start_s, before, start_s)
-        add(start_s, duration_s, end)
+        add(start_s, edge_s, out=start_s)
+        maximum(start_s, before, out=start_s)
+        add(start_s, duration_s, out=end)
 
 
 def _skip(states_s: FloatArray, left: int) -> tuple[IntArray, FloatArray]:

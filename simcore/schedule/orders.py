@@ -211,9 +211,10 @@ def in_flight_by_chunk(kind: str, *, pp: int, vpp: int, num_microbatches: int, g
     first = alive[np.argmax(alive.sum(axis=1))]
     # Only a moment before a backward can be a maximum.
     peaks = np.unique(alive[:-1][(kind_of[:-1] == 0) & (kind_of[1:] == 1)], axis=0)
-    exceeded = (peaks[:, None] <= peaks[None]).all(axis=2) & (peaks[:, None] < peaks[None]).any(
-        axis=2)
+    no_more = (peaks[:, None] <= peaks[None]).all(axis=2)
+    exceeded = no_more & (peaks[:, None] < peaks[None]).any(axis=2)
     kept = peaks[~exceeded.any(axis=1)]
-    mixes = np.concatenate((first[None], kept[(kept != first).any(axis=1)]))
+    others = kept[np.any(kept != first, axis=1)]
+    mixes = np.concatenate((first[None], others))
     mixes.setflags(write=False)
     return mixes

@@ -100,7 +100,8 @@ def _lags(levels: Levels) -> IntArray:
     count, pp = levels.need.shape
     source = (levels.need - 1) // pp
     lag = np.where(levels.need > 0, np.arange(count)[:, None] - source, 1)
-    return lag.max(axis=1)
+    deepest: IntArray = lag.max(axis=1)
+    return deepest
 
 
 def _find_cut(levels: Levels, warmup: IntArray, *, period_ops: int, full_forwards: int) -> int:

@@ -71,20 +71,20 @@ def test_bad_storage_is_refused(url: str) -> None:
         result.study(url)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random", "RandomSampler"])
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "NSGAIIISampler"])
 def test_samplers_find_good_structures(sampler: str) -> None:
     engine = FakeEngine()
     best = search(problem(), engine=engine, method="exact").best.column("step_time_s")
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         result = search(problem(seed=3), engine=engine, method=sampler,
-                        budget=Budget(trials=120))
+                        budget=Budget(trials=60))
     assert not result.exact
     assert result.method == sampler
-    assert result.best.column("step_time_s") <= best * 1.1
+    assert result.best.column("step_time_s") <= best * 1.2
     assert result.evaluated <= result.candidates
     study = result.study()
-    assert len(study.trials) >= 120
+    assert len(study.trials) >= 60
     fit = [t for t in study.trials if all(c <= 0 for c in t.constraints.values())]
     assert fit
     assert max(t.value for t in fit) == result.best.values[0]
@@ -96,7 +96,7 @@ def test_samplers_find_good_structures(sampler: str) -> None:
 
 def test_same_seed_same_answer() -> None:
     runs = [search(problem(seed=5), engine=FakeEngine(), method="tpe",
-                   budget=Budget(trials=30)).to_dict() for _ in range(2)]
+                   budget=Budget(trials=12)).to_dict() for _ in range(2)]
     for run in runs:
         run.pop("wall_s")
     assert runs[0] == runs[1]
@@ -104,7 +104,7 @@ def test_same_seed_same_answer() -> None:
 
 def test_samplers_with_several_goals() -> None:
     result = search(problem(objective="tokens_per_s,memory_headroom"), engine=FakeEngine(),
-                    method="nsga2", budget=Budget(trials=60))
+                    method="nsga2", budget=Budget(trials=20))
     assert len(result.pareto) > 1
     assert len(result.study().best_trials) >= 1
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from simcore.parameters import (
     weight_shapes,
 )
 
+DERIVE = Path(__file__).parents[2] / "benchmarks" / "derive"
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOTALS = json.loads((GOLDEN / "parameters.json").read_text())["models"]
 MEGATRON = json.loads((GOLDEN / "megatron_parameters.json").read_text())["rows"]
@@ -173,3 +177,17 @@ def test_more_ranks_hold_no_more(name: str, tp: int, ep: int, etp: int) -> None:
         assert more.expert <= rank.expert
     assert active_parameters(model) <= total_parameters(model)
     assert (active_parameters(model) < total_parameters(model)) is model.is_moe
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("script", "golden", "package"), [
+    ("model_parameters.py", "parameters.json", "transformers"),
+    ("megatron_parameters.py", "megatron_parameters.json", "megatron")])
+def test_the_frameworks_still_say_so(script: str, golden: str, package: str,
+                                     tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs torch and {package}")
+    out = tmp_path / golden
+    subprocess.run([sys.executable, DERIVE / script, "--out", out], check=True,
+                   capture_output=True, timeout=600)
+    assert json.loads(out.read_text()) == json.loads((GOLDEN / golden).read_text())
