@@ -138,6 +138,20 @@ def _hardware_changes(text: str) -> dict[str, float]:
     return changes
 
 
+def _vocabulary(vocab_size: int, padded: int, run: Run) -> int:
+    """Return the vocabulary that is padded to what the run had.
+
+    Megatron's NullTokenizer adds one token; where that does not explain it, the padded size
+    stands for itself, since padding is idempotent.
+    """
+    tp = str(run.fields.get("tp") or 1)
+    multiple = 128 * int(tp) if tp.isdigit() and int(tp) > 0 else 128
+    for size in (vocab_size, vocab_size + 1):
+        if -(-size // multiple) * multiple == padded:
+            return size
+    return padded
+
+
 def run_model(model: ModelSpec, run: Run) -> ModelSpec:
     """Return the model as the run trained it: layers, padded vocabulary, positions."""
     if run.num_layers is not None and run.num_layers != model.num_layers:
@@ -149,8 +163,7 @@ def run_model(model: ModelSpec, run: Run) -> ModelSpec:
         changes["first_dense_layers"] = min(int(dense), model.num_layers)
     padded = run.conditions.get("padded_vocab")
     if padded is not None and padded.isdigit():
-        # A tokenizer may add to the vocabulary before it is padded; padding is idempotent.
-        changes["vocab_size"] = int(padded)
+        changes["vocab_size"] = _vocabulary(model.vocab_size, int(padded), run)
     seq_len = str(run.fields.get("seq_len", ""))
     if model.learned_positions and seq_len.isdigit() and (
             int(seq_len) > model.max_position_embeddings):
@@ -171,6 +184,9 @@ def _ready(strategy: Strategy, model: ModelSpec, index: int) -> _Job:
             (model.num_layers + 2) % chunks):
         strategy = replace(strategy, pp_layout="auto")
         notes.append("layers do not divide into pp*vpp: most balanced split taken")
+    if strategy.sp and (strategy.tp or 1) == 1:
+        # Tables name it even where there is nothing to shard over.
+        strategy = replace(strategy, sp=False)
     ranks = (strategy.tp or 1) * (strategy.cp or 1) * pp
     gpus, gbs, mbs = strategy.gpus or 1, strategy.gbs, strategy.mbs or 1
     step = gpus // ranks * mbs if gpus % ranks == 0 else 0
@@ -218,7 +234,7 @@ def compare(runs: Sequence[Run], library: Library) -> list[Outcome]:
         One a run, in order.
     """
     outcomes: list[Outcome | None] = [None] * len(runs)
-    groups: dict[tuple[int, int, str], tuple[ModelSpec, SystemSpec, list[_Job]]] = {}
+    groups: dict[tuple[ModelSpec, int], tuple[ModelSpec, SystemSpec, list[_Job]]] = {}
     models: dict[tuple[object, ...], ModelSpec] = {}
     for i, run in enumerate(runs):
         if run.problem:
@@ -227,7 +243,7 @@ def compare(runs: Sequence[Run], library: Library) -> list[Outcome]:
         try:
             base = library.model(run)
             key = (id(base), run.num_layers, run.conditions.get("dense_layers"),
-                   run.conditions.get("padded_vocab"),
+                   run.conditions.get("padded_vocab"), run.fields.get("tp"),
                    run.fields.get("seq_len") if base.learned_positions else None)
             if key not in models:
                 models[key] = run_model(base, run)
@@ -236,16 +252,25 @@ def compare(runs: Sequence[Run], library: Library) -> list[Outcome]:
         except (InputError, ValueError) as error:
             outcomes[i] = Outcome(run, skipped=_reason(error))
             continue
-        framework = job.strategy.framework or ""
-        groups.setdefault((id(model), id(system), framework),
-                          (model, system, []))[2].append(job)
+        # Models that are equal are one, wherever they were read.
+        groups.setdefault((model, id(system)), (model, system, []))[2].append(job)
     for model, system, jobs in groups.values():
-        try:
-            _predict_group(model, system, jobs, runs, outcomes)
-        except InputError as error:
-            for job in jobs:
-                outcomes[job.index] = Outcome(runs[job.index], skipped=_reason(error))
+        _predict_or_split(model, system, jobs, runs, outcomes)
     return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _predict_or_split(model: ModelSpec, system: SystemSpec, jobs: Sequence[_Job],
+                      runs: Sequence[Run], outcomes: list[Outcome | None]) -> None:
+    """Predict a group at once; where one row stops it, one by one."""
+    try:
+        _predict_group(model, system, jobs, runs, outcomes)
+    except InputError as error:
+        if len(jobs) == 1:
+            index = jobs[0].index
+            outcomes[index] = Outcome(runs[index], skipped=_reason(error))
+            return
+        for job in jobs:
+            _predict_or_split(model, system, [job], runs, outcomes)
 
 
 def _predict_group(model: ModelSpec, system: SystemSpec, jobs: Sequence[_Job],

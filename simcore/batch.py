@@ -15,6 +15,10 @@ from simcore.typing import BoolArray, FloatArray, IntArray
 CHUNK = 16384
 """Rows evaluated at once: small enough that temporaries stay in the cache."""
 
+_NARROW = 1 << 12
+_TABLE = 1 << 16
+"""Combinations up to which a table finds the distinct ones faster than sorting."""
+
 Column = IntArray | FloatArray
 
 
@@ -117,17 +121,46 @@ class Batch:
             Row of the first occurrence of each combination, shape (u,), and for each row the
             combination it has, shape (n,).
         """
-        varying = [self.columns[n] for n in names if not is_constant(self.columns[n])]
-        if not varying or self.size == 0:
-            return np.zeros(min(1, self.size), np.int64), np.zeros(self.size, np.int64)
-        key = _dense(varying[0])[0]
-        for column in varying[1:]:
-            # Codes are made dense first, so that the mixed radix cannot overflow.
-            codes, radix = _dense(column)
-            key = key * radix + codes
-            key = np.unique(key, return_inverse=True)[1] if key.max() > 2**40 else key
-        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-        return first.astype(np.int64), inverse.astype(np.int64)
+        return distinct([self.columns[n] for n in names], self.size)
+
+
+def distinct(columns: Sequence[Column], size: int) -> tuple[IntArray, IntArray]:
+    """Find the distinct rows of some columns, each of shape (size,) or (1,).
+
+    Returns
+    -------
+    first, inverse : ndarray
+        Row of the first occurrence of each combination, shape (u,), and for each row the
+        combination it has, shape (size,).
+    """
+    varying = [column for column in columns if not is_constant(column)]
+    if not varying or size == 0:
+        return np.zeros(min(1, size), np.int64), np.zeros(size, np.int64)
+    key, width = _dense(varying[0])
+    for column in varying[1:]:
+        codes, radix = _dense(column)
+        if width * radix > _NARROW and width > 1:
+            # Many combinations do not occur: dense codes keep the radix small.
+            present, key = _distinct(key, width)
+            width = len(present)
+        key, width = key * radix + codes, width * radix
+    return _distinct(key, width)
+
+
+def _distinct(key: IntArray, width: int) -> tuple[IntArray, IntArray]:
+    if width <= max(_TABLE, 4 * len(key)):
+        return _distinct_by_table(key, width)
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first.astype(np.int64), inverse.astype(np.int64).reshape(-1)
+
+
+def _distinct_by_table(key: IntArray, width: int) -> tuple[IntArray, IntArray]:
+    """Find distinct keys below `width` without sorting; as `distinct` returns them."""
+    place = np.full(width, -1, np.int64)
+    # Of several writes to one place the last one stays: backwards, that is the first row.
+    place[key[::-1]] = np.arange(len(key) - 1, -1, -1)
+    present = place >= 0
+    return place[present], (np.cumsum(present) - 1)[key]
 
 
 def _dense(column: Column) -> tuple[IntArray, int]:
@@ -137,4 +170,4 @@ def _dense(column: Column) -> tuple[IntArray, int]:
         if high - low < 4096:
             return column.astype(np.int64) - low, high - low + 1
     values, inverse = np.unique(column, return_inverse=True)
-    return inverse.astype(np.int64), len(values)
+    return inverse.astype(np.int64).reshape(-1), len(values)

@@ -62,13 +62,24 @@ def _volumes(frame: Frame, parameters: FloatArray, group: Placement, ranks: Floa
     def time(kind: Collective, size: Num) -> FloatArray:
         return collective_s(kind, size_bytes=size, group=group, network=network)
 
-    gradient = parameters * _gradient_bytes(frame)
+    sent = frame.spread(frame.local.software("gradient_reduction_bytes"))
+    gradient = parameters * np.where(sent > 0, sent, _gradient_bytes(frame))
     zero = frame.batch["zero"]
+    whole = (zero == 0) | (frame.spread(frame.local.software("gradient_all_reduce")) > 0)
     reduce = time(Collective.REDUCE_SCATTER, gradient)
-    if not np.all(zero >= 1):
-        reduce = np.where(zero >= 1, reduce, time(Collective.ALL_REDUCE, gradient))
+    if np.any(whole):
+        reduce = np.where(whole, time(Collective.ALL_REDUCE, gradient), reduce)
     width = np.where(fp8_rows(frame.batch) & (frame.batch["fp8_param_gather"] > 0), 1.0, 2.0)
     gather = np.where(zero >= 1, time(Collective.ALL_GATHER, parameters * width), 0.0)
+    # A library that does not reach the network's rate across nodes is bound by its own.
+    own = frame.spread(frame.local.software("data_parallel_gb_per_s")) * GB
+    bound = (own > 0) & (group.nodes > 1)
+    if np.any(bound):
+        moved = (ranks - 1) / np.maximum(ranks, 1) / np.maximum(own, 1.0)
+        reduce = np.where(bound, np.maximum(reduce, np.where(whole, 2.0, 1.0) * gradient
+                                            * moved), reduce)
+        gather = np.where(bound & (zero >= 1),
+                          np.maximum(gather, parameters * width * moved), gather)
     return _Volumes(np.where(ranks > 1, reduce, 0.0), np.where(ranks > 1, gather, 0.0))
 
 

@@ -8,12 +8,31 @@ from simcore.batch import Batch
 from simcore.typing import IntArray
 
 
+def quotient(above: IntArray, below: IntArray) -> IntArray:
+    """Divide whole numbers and round down, several times faster than integer division.
+
+    Exact: both are below 2^52 and `below` is at least 1, so that a true quotient that is not
+    whole lies further from the next whole number than its rounding error.
+
+    Returns
+    -------
+    ndarray of int64
+    """
+    result: IntArray = np.floor(above / below).astype(np.int64)
+    return result
+
+
+def remainder(above: IntArray, below: IntArray) -> IntArray:
+    """Return what `quotient` leaves."""
+    result: IntArray = above - quotient(above, below) * below
+    return result
+
+
 def _ratio(above: IntArray, *below: IntArray) -> IntArray:
     product = np.ones(1, np.int64)
     for column in below:
         product = product * column
-    result: IntArray = above // np.maximum(product, 1)
-    return result
+    return quotient(above, np.maximum(product, 1))
 
 
 def data_parallel(batch: Batch) -> IntArray:

@@ -28,8 +28,9 @@ def memory_bytes_per_s(local: Local) -> float:
 def matmul_flops_per_s(local: Local, *, fp8: bool = True) -> FloatArray:
     """Sustained rate of large products in the strategy's precision [FLOP/s], shape (u,)."""
     accelerator, efficiency = local.system.accelerator, local.system.efficiency
-    bf16 = accelerator.peak_bf16_tflops * TERA * efficiency.gemm_bf16_frac
-    low = accelerator.peak_fp8_tflops * TERA * efficiency.gemm_fp8_frac
+    sustained = TERA * efficiency.sustained_frac
+    bf16 = accelerator.peak_bf16_tflops * sustained * efficiency.gemm_bf16_frac
+    low = accelerator.peak_fp8_tflops * sustained * efficiency.gemm_fp8_frac
     rate = np.where(local.precision_is("fp32"), bf16 / 8.0, bf16)
     # 128-wide blocks and 32-wide MX scales are applied inside the main loop: promotion of the
     # accumulators costs Hopper about a tenth (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).

@@ -8,12 +8,13 @@ from typing import cast
 
 import numpy as np
 
-from simcore.batch import Batch, Column, is_constant
-from simcore.inputs.codec import encode, parse
+from simcore.batch import Batch, Column, distinct, is_constant
+from simcore.degrees import quotient
+from simcore.inputs.codec import encode
 from simcore.inputs.fields import FIELD, FRAMEWORKS, RECOMPUTE_BIT, UNSET, code
 from simcore.inputs.framework import FrameworkSpec, Profile
 from simcore.inputs.load import load_framework
-from simcore.inputs.model import MlpKind, ModelSpec
+from simcore.inputs.model import AttentionKind, ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.layout import (
     LAYOUT_FIELDS,
@@ -114,12 +115,17 @@ class _Resolver:
         missing = self.unset(name)
         if not missing.any():
             return
-        new = np.asarray(value, dtype=column.dtype)
-        if missing.all():
-            wide = max(new.size, 1)
-            self.columns[name] = new.reshape(wide)
-        else:
-            self.columns[name] = np.where(missing, new, column)
+        new = np.asarray(value, dtype=column.dtype).reshape(-1)
+        if not missing.all():
+            new = np.where(missing, new, column)
+        # What does not vary is stored once, which makes all that reads it cheaper.
+        self.columns[name] = new[:1] if (new == new[0]).all() else new
+
+    def switch(self, name: str, able: BoolArray | bool, otherwise: float = 0) -> None:  # noqa: FBT001
+        """Give a field its profile's default where its mechanism exists, else 0."""
+        if self.unset(name).any():
+            default = self.by_profile(name, otherwise)
+            self.fill(name, default * able if default.any() else 0)
 
     def text(self, value: str) -> int:
         """Code of a text, which joins the batch's texts if it is new."""
@@ -143,9 +149,7 @@ class _Resolver:
 def _profile_code(profile: Profile, name: str, otherwise: float) -> float:
     if name not in profile.defaults:
         return otherwise
-    value = parse(FIELD[name], profile.defaults[name], where=f"{profile.version}: ")
-    return otherwise if not isinstance(value, (bool, int, float, str)) else encode(
-        FIELD[name], value, [])
+    return encode(FIELD[name], profile.defaults[name], [])
 
 
 def resolve(model: ModelSpec, system: SystemSpec, batch: Batch) -> Batch:
@@ -189,13 +193,16 @@ def _parallelism(r: _Resolver) -> None:
     for name in ("tp", "cp", "pp", "ep", "mbs", "dp_replicate"):
         r.fill(name, r.by_profile(name, 1))
     r.fill("etp", r["tp"] if r.model.is_moe else 1)
-    r.fill("sp", r.by_profile("sp", 1) * (r["tp"] > 1))
+    r.switch("sp", r["tp"] > 1, 1)
     r.fill("zero", r.by_profile("zero", 1))
-    r.fill("cp_comm", np.where(r["cp"] > 1, r.by_profile("cp_comm", 0), 0))
+    ring_free = any(kind.attention is AttentionKind.SLIDING for kind in r.model.kinds)
+    # Transformer Engine has no ring for sliding windows.
+    r.switch("cp_comm", r["cp"] > 1, code("cp_comm", "all_gather") if ring_free else 0)
     r.fill("rank_order", r.by_profile("rank_order", 0))
     r.fill("seq_len", r.model.seq_len)
-    ranks = np.maximum(r["gpus"] // np.maximum(r["tp"] * r["cp"] * r["pp"], 1), 1) * r["mbs"]
-    r.fill("gbs", -(-DEFAULT_GBS // ranks) * ranks)
+    if r.unset("gbs").any():
+        ranks = np.maximum(quotient(r["gpus"], r["tp"] * r["cp"] * r["pp"]), 1) * r["mbs"]
+        r.fill("gbs", np.ceil(DEFAULT_GBS / ranks).astype(np.int64) * ranks)
     r.fill("mtp", r.model.mtp_num_layers)
 
 
@@ -205,20 +212,32 @@ def _pipeline(r: _Resolver) -> None:
     if (r["pp_layout"] != none).any():
         _vpp_of_layouts(r)
     r.fill("vpp", 1)
-    first, last, by_text = default_ends(
-        r.model.num_layers, r["pp"], r["vpp"], r["mtp"], r["first_stage_layers"],
-        r["last_stage_layers"])
-    by_text = by_text & (r["pp_layout"] == none)
-    if by_text.any():
-        r.columns["pp_layout"] = np.where(by_text, r.text("auto"), r["pp_layout"])
-    texts = r["pp_layout"] != none
-    if texts.any():
-        _ends_of_layouts(r, texts)
-    r.fill("first_stage_layers", first)
-    r.fill("last_stage_layers", last)
+    ends = ("first_stage_layers", "last_stage_layers")
+    if any(r.unset(name).any() for name in ends):
+        _ends_by_default(r, none)
+    if (r["pp_layout"] != none).any():
+        _ends_of_layouts(r, r["pp_layout"] != none)
     r.fill("schedule", np.where(r["vpp"] > 1, code("schedule", "interleaved"),
                                 r.by_profile("schedule", code("schedule", "1f1b"))))
     r.fill("microbatch_group_size", r["pp"])
+
+
+def _ends_by_default(r: _Resolver, none: int) -> None:
+    names = ("pp", "vpp", "mtp", "first_stage_layers", "last_stage_layers", "pp_layout")
+    rows, index = distinct([r[name] for name in names], r.size)
+    pp, vpp, mtp, head, tail, layout = (
+        r[name][rows] if len(r[name]) > 1 else r[name] for name in names)
+    first, last, by_text = default_ends(r.model.num_layers, pp, vpp, mtp, head, tail)
+    by_text, explicit = by_text & (layout == none), layout != none
+    if by_text.any():
+        r.columns["pp_layout"] = np.broadcast_to(
+            np.where(by_text, r.text("auto"), layout), rows.shape)[index]
+    # Explicit layouts say it themselves.
+    for name, value, given in (("first_stage_layers", first, head),
+                               ("last_stage_layers", last, tail)):
+        new = np.where(by_text | explicit, given, value)
+        column = np.broadcast_to(new, rows.shape)
+        r.columns[name] = column[:1] if len(rows) == 1 else column[index]
 
 
 def _groups(r: _Resolver, names: tuple[str, ...],
@@ -288,10 +307,13 @@ def fullest_rank(model: ModelSpec, columns: Mapping[str, IntArray],
     -------
     ndarray, shape (n,) or (1,)
     """
-    pp, first, last = columns["pp"], columns["first_stage_layers"], columns["last_stage_layers"]
+    size = max(len(columns[name]) for name in LAYOUT_FIELDS)
+    rows, index = distinct([columns[name] for name in LAYOUT_FIELDS], size)
+    pp, first, last, layout = (
+        columns[name][rows] if len(columns[name]) > 1 else columns[name]
+        for name in ("pp", "first_stage_layers", "last_stage_layers", "pp_layout"))
     middle = np.where(pp > 2, (model.num_layers - first - last) // np.maximum(pp - 2, 1), 0)
     most: IntArray = np.maximum(np.maximum(first, last), middle)
-    layout = columns["pp_layout"]
     for text in np.unique(layout):
         if texts[text] in ("none", "auto"):
             continue
@@ -299,7 +321,7 @@ def fullest_rank(model: ModelSpec, columns: Mapping[str, IntArray],
             here = (layout == text) & (pp == ranks)
             most = np.where(here, _fullest_of_text(texts[text], int(ranks), model.num_layers),
                             most)
-    return most
+    return most if len(most) == 1 else most[index]
 
 
 def _fullest_of_text(text: str, pp: int, num_layers: int) -> int:
@@ -331,27 +353,26 @@ def _precision(r: _Resolver) -> None:
     fp8 = is_fp8(r["precision"])
     r.fill("grad_dtype", r.by_profile("grad_dtype", code("grad_dtype", "fp32")))
     sharded = r["zero"] >= 1
-    r.fill("fp8_param_gather", r.by_profile("fp8_param_gather", 0) * fp8 * sharded)
+    r.switch("fp8_param_gather", fp8 & sharded)
     r.fill("fp4_param_gather", 0)
     bridge = r["framework"] == code("framework", "megatron-bridge")
     mxfp8 = (r["precision"] == code("precision", "mxfp8")) & (r["fp8_param_gather"] == 1)
-    reuse = np.where(bridge, 1, r.by_profile("reuse_grad_buf", 0))
-    r.fill("reuse_grad_buf", reuse * mxfp8 * (r["zero"] == 1))
+    reuse = bridge | (r.by_profile("reuse_grad_buf", 0) == 1)
+    r.fill("reuse_grad_buf", reuse & mxfp8 & (r["zero"] == 1) if mxfp8.any() else 0)
 
 
 def _optimizer(r: _Resolver) -> None:
     r.fill("optimizer", r.by_profile("optimizer", 0))
-    aware = ((r["precision_aware_optimizer"] != 0) & (r["zero"] >= 1)
-             & (r["optimizer"] == code("optimizer", "adam")))
+    able = (r["zero"] >= 1) & (r["optimizer"] == code("optimizer", "adam"))
     dtypes = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     for name in dtypes:
         # Without the precision-aware optimizer there is nothing but fp32.
-        r.fill(name, np.where(aware, r.by_profile(name, 0), 0))
-    other = (r["main_grads_dtype"] > 0) | np.any(
-        np.broadcast_arrays(*(r[name] > 0 for name in dtypes)), axis=0)
-    r.fill("precision_aware_optimizer",
-           np.where(aware, np.maximum(r.by_profile("precision_aware_optimizer", 0), other),
-                    other))
+        r.switch(name, able & (r["precision_aware_optimizer"] != 0))
+    other = r["main_grads_dtype"] > 0
+    for name in dtypes:
+        other = other | (r[name] > 0)
+    asked = r.by_profile("precision_aware_optimizer", 0) == 1
+    r.fill("precision_aware_optimizer", other | (able & asked) if asked.any() else other)
     on = r["precision_aware_optimizer"] == 1
     r.fill("main_grads_dtype", np.where(on, r.by_profile("main_grads_dtype", UNSET), 0))
     r.fill("main_grads_dtype", r["grad_dtype"])
@@ -359,40 +380,36 @@ def _optimizer(r: _Resolver) -> None:
 
 
 def _overlap(r: _Resolver) -> None:
-    replicas = np.maximum(r["gpus"] // np.maximum(r["tp"] * r["pp"], 1), 1)
-    r.fill("overlap_grad_reduce", r.by_profile("overlap_grad_reduce", 0) * (replicas > 1))
-    r.fill("overlap_param_gather", r.by_profile("overlap_param_gather", 0)
-           * ((r["zero"] >= 1) & (r["overlap_grad_reduce"] == 1)))
-    r.fill("tp_comm_overlap", r.by_profile("tp_comm_overlap", 0)
-           * ((r["tp"] > 1) & (r["sp"] == 1)))
-    r.fill("overlap_p2p", r.by_profile("overlap_p2p", 1) * (r["vpp"] > 1))
-    r.fill("dispatcher", r.by_profile("dispatcher", 0) if r.model.is_moe else 0)
-    r.fill("ep_comm_overlap", r.by_profile("ep_comm_overlap", 0) * (r["ep"] > 1))
+    if r.unset("overlap_grad_reduce").any():
+        r.switch("overlap_grad_reduce", quotient(r["gpus"], r["tp"] * r["pp"]) > 1)
+    r.switch("overlap_param_gather", (r["zero"] >= 1) & (r["overlap_grad_reduce"] == 1))
+    r.switch("tp_comm_overlap", (r["tp"] > 1) & (r["sp"] == 1))
+    r.switch("overlap_p2p", r["vpp"] > 1, 1)
+    r.switch("dispatcher", r.model.is_moe)
+    r.switch("ep_comm_overlap", r["ep"] > 1)
     moe = r.model.moe
     shared = r.model.is_moe and moe is not None and moe.shared_ffn_hidden_size > 0
-    able = (r["dispatcher"] == code("dispatcher", "alltoall")) & (r["ep_comm_overlap"] == 0)
-    r.fill("shared_expert_overlap", r.by_profile("shared_expert_overlap", 0) * able * shared)
-    r.fill("delay_wgrad_compute", r.by_profile("delay_wgrad_compute", 0)
-           * (r["ep_comm_overlap"] == 1))
+    able = (r["dispatcher"] != code("dispatcher", "allgather")) & (r["ep_comm_overlap"] == 0)
+    r.switch("shared_expert_overlap", able & shared)
+    r.switch("delay_wgrad_compute", r["ep_comm_overlap"] == 1)
 
 
 def _experts(r: _Resolver) -> None:
     moe = r.model.is_moe
-    r.fill("capacity_factor", r.by_profile("capacity_factor", 0) if moe else 0)
-    r.fill("pad_to_capacity", r.by_profile("pad_to_capacity", 0)
-           * (r.columns["capacity_factor"] > 0))
+    r.switch("capacity_factor", moe)
+    r.switch("pad_to_capacity", r.columns["capacity_factor"] > 0)
     r.fill("expert_imbalance", 1.0)
-    r.fill("grouped_gemm", r.by_profile("grouped_gemm", 1) if moe else 0)
-    r.fill("permute_fusion", r.by_profile("permute_fusion", 0) if moe else 0)
+    r.switch("grouped_gemm", moe, 1)
+    r.switch("permute_fusion", moe)
 
 
 def _kernels(r: _Resolver) -> None:
     r.fill("attention", r.by_profile("attention", 0))
     r.fill("cross_entropy", r.by_profile("cross_entropy", 0))
     fused = r["cross_entropy"] == code("cross_entropy", "fused")
-    r.fill("cross_entropy_impl", np.where(fused, r.by_profile("cross_entropy_impl", 0), 0))
-    r.fill("fused_swiglu", r.by_profile("fused_swiglu", 1) if r.model.gated_mlp else 0)
-    r.fill("fused_rope", r.by_profile("fused_rope", 1) if r.model.rotary else 0)
+    r.switch("cross_entropy_impl", fused)
+    r.switch("fused_swiglu", r.model.gated_mlp, 1)
+    r.switch("fused_rope", r.model.rotary, 1)
     r.fill("fused_norm", r.by_profile("fused_norm", 1))
     r.fill("grad_accumulation_fusion", r.by_profile("grad_accumulation_fusion", 1))
     r.fill("cuda_graph", r.by_profile("cuda_graph", 0))
@@ -402,8 +419,3 @@ _STEPS: tuple[Callable[[_Resolver], None], ...] = (
     _software, _parallelism, _pipeline, _recompute, _precision, _optimizer, _overlap, _experts,
     _kernels,
 )
-
-
-def has_dense_layers(model: ModelSpec) -> bool:
-    """Tell whether any layer has a dense MLP."""
-    return any(kind.mlp is MlpKind.DENSE for kind in model.kinds)

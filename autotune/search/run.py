@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,7 @@ def search(problem: Problem, *, method: str = AUTO, jobs: int = 1,
     budget : Budget, optional
         When a sampler stops.
     storage : str, optional
-        Where a sampler's study lives; in memory by default.
+        Where the study lives; in memory by default.
     chunk : int
         Rows evaluated at once; the answer does not depend on it.
     engine : Engine, optional
@@ -74,7 +75,7 @@ def search(problem: Problem, *, method: str = AUTO, jobs: int = 1,
     if method == AUTO:
         # Counting costs as much as a tenth of searching: only where it can matter.
         if raw > EXACT_LIMIT:
-            legal = counter.count(EXACT_LIMIT)
+            legal = Enumerator(problem, engine, grid, chunk=chunk).count(EXACT_LIMIT)
         method = EXACT if raw <= EXACT_LIMIT or (legal or 0) <= EXACT_LIMIT else "tpe"
     if method != EXACT:
         from autotune.search.sampled import Budget, search_sampled
@@ -85,13 +86,14 @@ def search(problem: Problem, *, method: str = AUTO, jobs: int = 1,
                             wall_s=time.perf_counter() - start, candidates=sampled.candidates,
                             study=sampled.study)
     if legal is None:
-        estimate = raw if raw / ROWS_PER_S < 1 else counter.count()
-        legal = estimate
+        legal = Enumerator(problem, engine, grid, chunk=chunk).count()
     outcome = search_exact(problem, engine, grid, wanted_of(problem), legal=legal, jobs=jobs,
                            chunk=chunk, progress=progress)
     _require(problem, engine, grid, outcome)
-    return build_result(problem, grid, outcome, method=EXACT, exact=True,
-                        wall_s=time.perf_counter() - start, candidates=outcome.counts.bounded)
+    result = build_result(problem, grid, outcome, method=EXACT, exact=True,
+                          wall_s=time.perf_counter() - start,
+                          candidates=outcome.counts.bounded)
+    return replace(result, recorded=result.study(storage)) if storage else result
 
 
 def wanted_of(problem: Problem) -> Wanted:

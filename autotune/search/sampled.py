@@ -127,7 +127,10 @@ class _Structures:
         self._choices = {
             name: {decode(FIELD[name], c, grid.texts): c for c in choices[name]}
             for axis in self.axes for name in axis.fields}
+        self._names = tuple(n for axis in self.axes for n in axis.fields)
         self._random = np.random.default_rng(seed)
+        self._spent: set[tuple[float, ...]] = set()
+        self._memory: dict[object, tuple[tuple[float, ...], ...]] = {}
 
     def ask(self, trial: Trial) -> tuple[dict[str, float], dict[str, float]]:
         """Return the codes that a trial suggests, and the nearest that are on offer.
@@ -156,12 +159,22 @@ class _Structures:
                               strict=True))
         return mended
 
-    def neighbour(self, chosen: Mapping[str, float],
-                  known: Mapping[tuple[float, ...], object]) -> dict[str, float] | None:
-        """Return a structure that differs in one axis and was not tried, if there is one.
+    def untried(self, outcomes: Mapping[tuple[float, ...], Outcome]) -> dict[str, float] | None:
+        """Return a structure not tried yet, one axis from the best that still has one.
 
         Axes behind the one that moves keep their values as far as those are still on offer.
         """
+        ranked = sorted((k for k in outcomes if k not in self._spent),
+                        key=lambda k: (_loss(outcomes[k]), k))
+        for key in ranked:
+            wish = self._neighbour(dict(zip(self._names, key, strict=True)), outcomes)
+            if wish is not None:
+                return wish
+            self._spent.add(key)
+        return None
+
+    def _neighbour(self, chosen: Mapping[str, float],
+                   known: Mapping[tuple[float, ...], object]) -> dict[str, float] | None:
         moves = [(axis, option) for axis in self.axes
                  for option in self._options(axis, chosen)]
         for i in self._random.permutation(len(moves)):
@@ -176,8 +189,16 @@ class _Structures:
         return {n: decode(FIELD[n], c, self._grid.texts) for n, c in chosen.items()}
 
     def _options(self, axis: Axis, before: Mapping[str, float]) -> tuple[tuple[float, ...], ...]:
-        return axis.options({p: before.get(p, self._grid.base.get(p, UNSET))
-                             for p in axis.parents})
+        given = {p: before.get(p, self._grid.base.get(p, UNSET)) for p in axis.parents}
+        key = (axis.fields, tuple(given.values()))
+        if key not in self._memory:
+            self._memory[key] = axis.options(given)
+        return self._memory[key]
+
+
+def _loss(outcome: Outcome) -> float:
+    found = outcome.found
+    return float(found.losses[0, 0]) if found is not None and len(found) else math.inf
 
 
 def _closest(own: tuple[float, ...],
@@ -195,7 +216,7 @@ def search_sampled(problem: Problem, engine: Engine, grid: Grid, sampler: str, b
 
     Where a trial's fields do not go together, it counts as infeasible, and the nearest
     structure that is on offer is the next trial. Where a trial was there before, a neighbour of
-    it that was not is the next one; the random sampler does without.
+    the best that was not is the next one; the random sampler does without.
     """
     goals = problem.objectives.goals
     study = create(storage, goals, name="autotune",
@@ -224,9 +245,12 @@ def search_sampled(problem: Problem, engine: Engine, grid: Grid, sampler: str, b
             bounded += outcomes[key].counts.bounded
             legal += outcomes[key].counts.bounded > 0
         elif not sampler.lower().startswith("random"):
-            other = structures.neighbour(picked, outcomes)
-            if other is not None:
-                study.enqueue_trial(structures.params(other))
+            other = structures.untried(outcomes)
+            if other is None:
+                # Every structure that moves of one axis reach has been tried.
+                _tell(study, trial, outcomes[key], problem)
+                break
+            study.enqueue_trial(structures.params(other))
         _tell(study, trial, outcomes[key], problem)
         if progress is not None:
             progress(legal, budget.trials)

@@ -1,6 +1,6 @@
 """Make ``autotune/data/measured_*`` from tables of measured runs.
 
-    python benchmarks/derive/measured_runs.py FOLDER
+    PYTHONPATH=. python benchmarks/derive/measured_runs.py FOLDER
 
 FOLDER holds the tables and their ``models`` folder. Only figures are taken, with their source:
 the strategy's fields, the conditions that a prediction depends on, one figure of speed, the

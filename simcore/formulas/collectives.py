@@ -14,6 +14,8 @@ References
     for an all-reduce.
 [3] NVIDIA NCCL, src/graph/tuning.cc: latency of a step by link and protocol; trees and
     NVLS for all-reduce, PAT (2.23) for all-gather and reduce-scatter.
+[4] P. Sanders, J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast,
+    reduction and scan", Parallel Computing 35 (2009), doi 10.1016/j.parco.2009.09.001.
 """
 
 from __future__ import annotations
@@ -63,9 +65,18 @@ def _ring_latency_s(place_: Placement, network: Network) -> FloatArray:
     return (inside + depth * network.scale_out_latency_us) * MICRO
 
 
+def _pipelined_s(stream_s: FloatArray, step_us: float) -> FloatArray:
+    """Time of a stream that is cut into chunks, each of which pays a step's latency [s].
+
+    The best number of chunks makes it t + 2 sqrt(a t): many chunks pay latency, few leave the
+    pipeline empty at its ends [4, section 2].
+    """
+    return stream_s + 2 * np.sqrt(step_us * MICRO * stream_s)
+
+
 def _moved_s(size_bytes: Num, place_: Placement, network: Network, *, passes: float,
              own_passes: float) -> FloatArray:
-    """`passes` times (n-1)/n of the size over the slowest hop of the rings, no latency [s].
+    """`passes` times (n-1)/n of the size over the slowest hop of the rings [s].
 
     Inside a domain a rank's own share costs part of one that is received, `own_passes` times.
     NCCL opens a ring for each NIC, so the g members of a domain carry the traffic between
@@ -81,7 +92,8 @@ def _moved_s(size_bytes: Num, place_: Placement, network: Network, *, passes: fl
     inside_s = np.where(place_.per_domain > 1, (moved_bytes + own_bytes) / inside, 0.0)
     between_s = np.where(place_.domains > 1, moved_bytes / between, 0.0)
     # The rings run through all links at once: the slowest hop sets the pace.
-    return np.maximum(inside_s, between_s)
+    return np.maximum(_pipelined_s(inside_s, network.scale_up_latency_us),
+                      _pipelined_s(between_s, network.scale_out_latency_us))
 
 
 def _ring_s(size_bytes: Num, place_: Placement, network: Network) -> FloatArray:
@@ -108,7 +120,8 @@ def _all_reduce_s(size_bytes: Num, place_: Placement, network: Network) -> Float
     n = np.maximum(place_.ranks, 1).astype(np.float64)
     between = members * _nic_bytes_per_s(place_, network, network.scale_out_frac)
     between_s = np.where(place_.domains > 1, 2 * size * (n - 1) / n / between, 0.0)
-    switch_s = np.maximum(switch_s, between_s)
+    switch_s = np.maximum(_pipelined_s(switch_s, network.scale_up_latency_us),
+                          _pipelined_s(between_s, network.scale_out_latency_us))
     # The switch helps from three members a domain on; a pair exchanges halves directly.
     return np.where(place_.per_domain > 2, np.minimum(rings_s, switch_s), rings_s) + latency_s
 
@@ -141,7 +154,8 @@ def _all_to_all_s(size_bytes: Num, place_: Placement, network: Network) -> Float
         place_.domains > 1, network.scale_out_latency_us, 0.0)
     # Both kinds of link work at the same time.
     own = size * network.scale_up_own_frac / n
-    return np.maximum((inside + own) / up, between_s) + steps_us * MICRO
+    return np.maximum(_pipelined_s((inside + own) / up, network.scale_up_latency_us),
+                      _pipelined_s(between_s, network.scale_out_latency_us)) + steps_us * MICRO
 
 
 def _p2p_s(size_bytes: Num, place_: Placement, network: Network) -> FloatArray:
@@ -190,16 +204,17 @@ def collective_s(kind: Collective | str, *, size_bytes: Num, group: Group | Plac
 
     Notes
     -----
-    Time is latency plus bytes over bandwidth. Left out: the switch of protocols below some
-    16 MiB (times of 8 H100 are up to a third shorter or longer there), and contention with
-    kernels that compute. All-reduce equals reduce-scatter plus all-gather wherever the switch
+    Time is latency, plus bytes over bandwidth, plus the ends of the pipeline, which grow with
+    the root of both. Left out: the switch of protocols below some 16 MiB (times of 8 H100 are
+    up to a third shorter or longer there), and contention with kernels that compute. All-reduce equals reduce-scatter plus all-gather wherever the switch
     does not reduce. Between domains the latency grows with log2 of their number (trees for
     all-reduce, PAT for the others in NCCL 2.23 and later; older all-gathers are rings whose
     latency is linear in it, which buckets of Megatron's size hide).
 
     References
     ----------
-    [1] Thakur et al. 2005; [2] nccl-tests PERFORMANCE.md; [3] NCCL tuning.cc (see the module).
+    [1] Thakur et al. 2005; [2] nccl-tests PERFORMANCE.md; [3] NCCL tuning.cc; [4] Sanders et al.
+    2009 (see the module).
 
     Examples
     --------

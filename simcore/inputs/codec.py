@@ -13,7 +13,7 @@ Value = int | float | bool | str
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _INT = re.compile(r"[+-]?\d{1,18}\Z")
-_SAFE_TEXT = re.compile(r"[A-Za-z0-9_.*()|:+ -]{1,4000}\Z")
+_SAFE_TEXT = re.compile(r"[A-Za-z0-9_.*()|:+, -]{1,4000}\Z")
 
 
 def _shown(raw: object) -> str:
@@ -31,7 +31,7 @@ def _legal(field: Field) -> str:
             return "use " + ", ".join(modelled)
         return "use none, or names joined by '+': " + ", ".join(modelled)
     if field.kind is Kind.TEXT:
-        return "use letters, digits and the signs _ . * ( ) | : + -"
+        return "use letters, digits and the signs _ . , * ( ) | : + -"
     return f"use {_range_text(field)}"
 
 

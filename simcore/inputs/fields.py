@@ -117,7 +117,8 @@ _PARALLEL = (
     Field("dp_replicate", _int, "Replicas of the sharded group (HSDP).", "1", "parallelism",
           minimum=1, maximum=2**20),
     Field("cp_comm", _enum, "How context-parallel ranks exchange keys and values "
-          "(--cp-comm-type).", "p2p", "parallelism", ("p2p", "all_gather", "a2a", "a2a+p2p"),
+          "(--cp-comm-type).", "p2p; all_gather in a model with sliding windows", "parallelism",
+          ("p2p", "all_gather", "a2a", "a2a+p2p"),
           not_modelled={"a2a+p2p": f"hierarchical context parallelism is {_LATER}"}),
     Field("rank_order", _enum, "Order in which ranks are laid out over the cluster, fastest "
           "first (tp-cp-pp-dp: --use-tp-pp-dp-mapping).", "tp-cp-dp-pp", "parallelism",
@@ -126,10 +127,10 @@ _PARALLEL = (
 _PIPELINE = (
     Field("first_stage_layers", _int, "Decoder layers of the first pipeline stage, where the "
           "split is uneven (--decoder-first-pipeline-num-layers).", "the even share",
-          "pipeline", minimum=1, maximum=4096),
+          "pipeline", maximum=4096),
     Field("last_stage_layers", _int, "Decoder layers of the last pipeline stage "
           "(--decoder-last-pipeline-num-layers).", "the even share", "pipeline",
-          minimum=1, maximum=4096),
+          maximum=4096),
     Field("pp_layout", Kind.TEXT, "Decoder layers of every chunk in order ('4|4|4|1m', m: "
           "multi-token prediction; or Megatron's 'Et*4|(t*4|)*14tmL'), 'auto' for the most "
           "balanced split, 'none' for the even one.", "none", "pipeline"),

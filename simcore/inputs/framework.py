@@ -40,6 +40,12 @@ class Profile(Frozen):
     probabilities_in_dispatch: bool = True
     logits_fp32_copies: Annotated[float, Field(ge=0, le=8)] = 1
     """fp32 copies of the logits that the unfused loss holds at its peak, beside bf16 ones."""
+    gradient_reduction_bytes: Annotated[float, Field(ge=0, le=4)] = 0
+    """Of a gradient on the wire; 0: as in the buffer."""
+    gradient_all_reduce: bool = False
+    """Gradients are all-reduced although their owners are sharded."""
+    data_parallel_gb_per_s: Annotated[float, Field(ge=0, le=1e4)] = 0
+    """What the library's data-parallel collectives reach a GPU across nodes; 0: the network's."""
     logits_gathered: bool = False
     """Every tensor rank holds the logits of the whole vocabulary."""
     norm_keeps_fp32: bool = False

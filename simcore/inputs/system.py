@@ -59,6 +59,9 @@ class Efficiency(Figures):
     Each is a share of the peak named; `simcore.costs` says how they combine with the shape.
     """
 
+    sustained_frac: Frac = 0.95
+    """Rate of products and attention inside a long step over the same kernels measured alone:
+    clocks fall under power and heat, and neighbours share the memory."""
     gemm_bf16_frac: Frac
     """Large matrix product, bf16, sustained in a step."""
     gemm_fp8_frac: Frac = 0.6

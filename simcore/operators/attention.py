@@ -133,7 +133,7 @@ def core_attention_ops(local: Local, kind: LayerKind) -> list[Op]:
     model, efficiency = local.model, local.system.efficiency
     flops = (core_attention_flops_per_token(model, kind, local.real("seq_len")) * local.tokens
              / local.tp)
-    peak = bf16_flops_per_s(local)
+    peak = bf16_flops_per_s(local) * efficiency.sustained_frac
     width = model.head_dim if model.mla is None else (
         model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim)
     # Narrow heads leave less arithmetic for each exponential (FlashAttention-3,

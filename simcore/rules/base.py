@@ -9,13 +9,15 @@ from functools import cached_property
 import numpy as np
 
 from simcore.batch import Batch, is_constant
+from simcore.degrees import quotient
 from simcore.errors import Issue
 from simcore.inputs.codec import Value, decode
 from simcore.inputs.fields import FIELD, FRAMEWORKS, RECOMPUTE_BIT
 from simcore.inputs.framework import Profile
 from simcore.inputs.model import AttentionKind, MlpKind, ModelSpec
 from simcore.inputs.system import SystemSpec
-from simcore.resolve import profile_codes
+from simcore.layout import LAYOUT_FIELDS
+from simcore.resolve import fullest_rank, profile_codes
 from simcore.typing import BoolArray, FloatArray, IntArray
 
 
@@ -87,14 +89,28 @@ class Context:
     def dp(self) -> IntArray:
         """Data-parallel size: reads gpus, tp, cp and pp."""
         ranks = np.maximum(self["tp"] * self["cp"] * self["pp"], 1)
-        result: IntArray = np.maximum(self["gpus"] // ranks, 1)
+        result: IntArray = np.maximum(quotient(self["gpus"], ranks), 1)
         return result
 
     @cached_property
     def num_microbatches(self) -> IntArray:
         """Micro-batches of a step: reads gbs, mbs and what `dp` reads."""
-        result: IntArray = self["gbs"] // np.maximum(self.dp * self["mbs"], 1)
-        return result
+        return quotient(self["gbs"], np.maximum(self.dp * self["mbs"], 1))
+
+    @cached_property
+    def layout_rows(self) -> tuple[dict[str, IntArray], IntArray]:
+        """Distinct values of the fields that place the layers, and which of them a row has."""
+        rows, index = self.batch.group(LAYOUT_FIELDS)
+        columns = {name: self[name] for name in LAYOUT_FIELDS}
+        return {name: column[rows] if len(column) > 1 else column
+                for name, column in columns.items()}, index[:1] if len(rows) == 1 else index
+
+    @cached_property
+    def fullest_rank(self) -> IntArray:
+        """Layers of the fullest pipeline rank: reads `LAYOUT_FIELDS`."""
+        columns, index = self.layout_rows
+        most = fullest_rank(self.model, columns, self.batch.texts)
+        return most if len(most) == 1 else most[index]
 
     def by_profile(self, ask: Callable[[str, Profile], bool]) -> BoolArray:
         """Ask something of each row's framework and profile: reads these two fields."""

@@ -17,8 +17,10 @@ from simcore.resolve import resolve
 from simcore.rules.base import Context, Rule, words
 from simcore.typing import BoolArray
 
-SHOWN = 8
-"""Values that a message lists at most."""
+SHOWN, SHOWN_OF_MANY = 8, 4
+"""Values that a message lists at most: degrees, and fields of which every multiple would do."""
+ALTERNATIVES = 2
+"""Fields whose change a message offers at most."""
 _DEGREES = tuple(sorted({*range(1, 129), *(2**k for k in range(13))}))
 _SPLIT = ("first_stage_layers", "last_stage_layers", "pp_layout")
 _TOGETHER = (_SPLIT, ("recompute_layers", "recompute_method"))
@@ -26,7 +28,8 @@ Change = dict[str, Value | None]
 
 
 def make_rule(name: str, fields: tuple[str, ...], violated: Callable[[Context], BoolArray],
-              message: str | Callable[[Context], str], blamed: Sequence[str]) -> Rule:
+              message: str | Callable[[Context], str], blamed: Sequence[str],
+              where: Callable[[Context], str] | None = None) -> Rule:
     """Make a rule whose issue names values that are legal.
 
     Parameters
@@ -38,6 +41,8 @@ def make_rule(name: str, fields: tuple[str, ...], violated: Callable[[Context], 
         blamed field is added.
     blamed : sequence of str
         Fields whose change may help, the likeliest first; the first is where the issue is.
+    where : callable, optional
+        The field at fault, where that depends on the row.
     """
     def issue(context: Context, i: int) -> Issue:
         one = context.row(i)
@@ -46,7 +51,7 @@ def make_rule(name: str, fields: tuple[str, ...], violated: Callable[[Context], 
         text = message if isinstance(message, str) else message(one)
         if "got " not in text and "not modelled" not in text:
             text = f"{text}, got {'nothing' if shown is None else shown}"
-        return Issue(blamed[0], text, suggest(one, own, blamed))
+        return Issue(where(one) if where else blamed[0], text, suggest(one, own, blamed))
 
     own = Rule(name, fields, violated, issue)
     return own
@@ -58,25 +63,26 @@ def suggest(context: Context, own: Rule, blamed: Sequence[str]) -> str:
     Values that make the whole strategy legal go before values that only satisfy the rule.
     """
     rules = (own,) if context.partial or not context.rules else tuple(context.rules)
+    sure: list[str] = []
     fallback = ""
     for name in blamed:
+        if len(sure) == ALTERNATIVES:
+            break
         changes = _changes(context, name)
         batch = _variants(context, changes)
         if not len(batch):
             continue
         rest = Context(context.model, context.system, batch, context.partial)
         passes = ~_any_violated(rest, (own,))
-        if not passes.any():
-            continue
         legal = passes & ~_any_violated(rest, rules) if len(rules) > 1 else passes
         text = _phrase(context, name, [c for c, ok in zip(changes, legal, strict=True) if ok],
                        same=name == blamed[0])
         if text:
-            return text
+            sure.append(text)
         fallback = fallback or _phrase(
             context, name, [c for c, ok in zip(changes, passes, strict=True) if ok],
             same=name == blamed[0])
-    return fallback
+    return "; or ".join(sure) or fallback
 
 
 def _any_violated(context: Context, rules: Iterable[Rule]) -> BoolArray:
@@ -91,13 +97,15 @@ def _phrase(context: Context, name: str, changes: list[Change], *, same: bool) -
         return ""
     if name in _SPLIT:
         parts = [" and ".join(f"{k} {v}" for k, v in change.items() if v is not None)
-                 or f"no {' and no '.join(change)}" for change in changes[:3]]
-        return "use " + words(parts)
+                 for change in changes[:3]]
+        return "use " + words([part for part in parts if part])
     values = [change[name] for change in changes]
     now = context.value(name, 0)
     if FIELD[name].kind in (Kind.INT, Kind.FLOAT) and isinstance(now, (int, float)):
         numbers = [v for v in values if isinstance(v, (int, float))]
-        values = list(sorted(sorted(numbers, key=lambda v: _distance(v, now))[:SHOWN]))
+        count = SHOWN_OF_MANY if name in ("gbs", "gpus", "seq_len") else SHOWN
+        near = sorted(sorted(numbers, key=lambda v: _distance(v, now))[:count])
+        values = [f"{v:g}" if isinstance(v, float) else v for v in near]
     shown = words(values[:SHOWN])
     return f"use {shown}" if same else f"use {name} {shown}"
 
@@ -176,8 +184,9 @@ def _splits(context: Context) -> list[Change]:
     changes: list[Change] = [{"first_stage_layers": a, "last_stage_layers": b,
                               "pp_layout": None} for a, b in pairs]
     free: Change = dict.fromkeys(_SPLIT)
-    auto: Change = {**free, "pp_layout": "auto"}
-    return [*changes, auto] if pairs else [free, auto]
+    if pp == 1 and vpp == 1:
+        return [{**free, "first_stage_layers": layers, "last_stage_layers": layers}]
+    return [*changes, {**free, "pp_layout": "auto"}]
 
 
 def _variants(context: Context, changes: list[Change]) -> Batch:

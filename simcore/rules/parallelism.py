@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simcore.degrees import quotient, remainder
 from simcore.inputs.fields import FIELD, FRAMEWORKS, UNSET
 from simcore.inputs.framework import Profile
 from simcore.inputs.model import AttentionKind
@@ -59,14 +60,14 @@ def _gpus_given(c: Context) -> BoolArray:
 
 
 def _dense_grid(c: Context) -> BoolArray:
-    bad: BoolArray = (c["gpus"] > 0) & (c["gpus"] % (c["tp"] * c["cp"] * c["pp"]) != 0)
+    bad: BoolArray = (c["gpus"] > 0) & (remainder(c["gpus"], c["tp"] * c["cp"] * c["pp"]) != 0)
     return bad
 
 
 def _expert_grid(c: Context) -> BoolArray:
     if not c.model.is_moe:
         return constant(False)
-    bad: BoolArray = (c["gpus"] > 0) & (c["gpus"] % (c["etp"] * c["ep"] * c["pp"]) != 0)
+    bad: BoolArray = (c["gpus"] > 0) & (remainder(c["gpus"], c["etp"] * c["ep"] * c["pp"]) != 0)
     return bad
 
 
@@ -158,12 +159,12 @@ def _moe_tp_needs_sp(c: Context) -> BoolArray:
 
 
 def _cp_sequence(c: Context) -> BoolArray:
-    bad: BoolArray = (c["cp"] > 1) & (c["seq_len"] % (2 * c["cp"]) != 0)
+    bad: BoolArray = (c["cp"] > 1) & (remainder(c["seq_len"], 2 * c["cp"]) != 0)
     return bad
 
 
 def _sp_sequence(c: Context) -> BoolArray:
-    bad: BoolArray = (c["sp"] == 1) & (c["seq_len"] % (c["cp"] * c["tp"]) != 0)
+    bad: BoolArray = (c["sp"] == 1) & (remainder(c["seq_len"], c["cp"] * c["tp"]) != 0)
     return bad
 
 
@@ -177,11 +178,14 @@ def _hierarchical_cp(c: Context) -> BoolArray:
 
 
 def _a2a_heads(c: Context) -> BoolArray:
+    a2a = c.any_of("cp_comm", "a2a")
+    if not a2a.any():
+        return a2a
     tp, cp = c["tp"], c["cp"]
     heads = c.model.num_attention_heads // tp
     groups = heads if c.model.mla else np.maximum(c.model.num_query_groups // tp, 1)
     bad: BoolArray = (heads % cp != 0) | (groups % cp != 0)
-    return bad & c.any_of("cp_comm", "a2a")
+    return bad & a2a
 
 
 def _sliding_ring(c: Context) -> BoolArray:
@@ -191,7 +195,7 @@ def _sliding_ring(c: Context) -> BoolArray:
 
 
 def _gbs(c: Context) -> BoolArray:
-    bad: BoolArray = c["gbs"] % (c.dp * c["mbs"]) != 0
+    bad: BoolArray = remainder(c["gbs"], c.dp * c["mbs"]) != 0
     return bad
 
 

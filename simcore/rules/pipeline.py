@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from simcore.degrees import remainder
 from simcore.inputs.fields import FIELD
 from simcore.layout import LAYOUT_FIELDS, layouts, parse_layout, split_is_legal
 from simcore.rules.base import Context, Rule
 from simcore.rules.fixes import make_rule
-from simcore.typing import BoolArray
+from simcore.typing import BoolArray, IntArray
 
 _STEP = ("gbs", "mbs", "gpus", "tp", "cp", "pp")
 
@@ -48,24 +49,23 @@ def _gpipe_needs_pp(c: Context) -> BoolArray:
 
 def _split(c: Context) -> BoolArray:
     """Tell where the layers do not add up; explicit layouts are `_layout`'s."""
-    none = _without_layout(c)
-    legal = split_is_legal(c.model.num_layers, c["pp"], c["vpp"], c["first_stage_layers"],
-                           c["last_stage_layers"])
+    columns, index = c.layout_rows
+    pp, vpp = columns["pp"], columns["vpp"]
+    legal = split_is_legal(c.model.num_layers, pp, vpp, columns["first_stage_layers"],
+                           columns["last_stage_layers"])
     # At pp 1 with vpp above 1 another rule has the better message.
-    elsewhere = (c["pp"] == 1) & (c["vpp"] > 1)
-    bad: BoolArray = none & ~legal & ~elsewhere
-    return bad
+    elsewhere = (pp == 1) & (vpp > 1)
+    bad: BoolArray = _is_none(c, columns["pp_layout"]) & ~legal & ~elsewhere
+    return bad if len(bad) == 1 else bad[index]
 
 
-def _without_layout(c: Context) -> BoolArray:
-    column = c["pp_layout"]
-    is_none = np.array([text == "none" for text in c.batch.texts], np.bool_)
-    result: BoolArray = is_none[column]
+def _is_none(c: Context, layout: IntArray) -> BoolArray:
+    result: BoolArray = np.array([text == "none" for text in c.batch.texts], np.bool_)[layout]
     return result
 
 
 def _layout(c: Context) -> BoolArray:
-    rows = ~_without_layout(c)
+    rows = ~_is_none(c, c["pp_layout"])
     if not rows.any():
         return rows
     found, index = layouts(c.model, c.batch)
@@ -89,6 +89,11 @@ def _split_message(c: Context) -> str:
             f"evenly, and each stage's layers divide by vpp ({vpp}), got {' and '.join(given)}")
 
 
+def _end_at_fault(c: Context) -> str:
+    whole = c.number("pp", 0) == 1 and c.number("first_stage_layers", 0) == c.model.num_layers
+    return "last_stage_layers" if whole else "first_stage_layers"
+
+
 def _layout_message(c: Context) -> str:
     pp, vpp, mtp = (c.number(n, 0) for n in ("pp", "vpp", "mtp"))
     text = str(c.value("pp_layout", 0))
@@ -105,7 +110,7 @@ def _group_range(c: Context) -> BoolArray:
 
 
 def _group_rest(c: Context) -> BoolArray:
-    rest = c.num_microbatches % np.maximum(c["microbatch_group_size"], 1)
+    rest = remainder(c.num_microbatches, np.maximum(c["microbatch_group_size"], 1))
     bad: BoolArray = (c["vpp"] > 1) & (rest > 0) & (rest < c["pp"])
     return bad
 
@@ -144,7 +149,7 @@ RULES: tuple[Rule, ...] = (
     make_rule("gpipe_needs_pp", ("schedule", "pp"), _gpipe_needs_pp, "needs pp > 1",
               ("schedule", "pp")),
     make_rule("layers_divide", LAYOUT_FIELDS, _split, _split_message,
-              ("first_stage_layers", "vpp", "pp")),
+              ("first_stage_layers", "vpp", "pp"), where=_end_at_fault),
     make_rule("layout_fits", LAYOUT_FIELDS, _layout, _layout_message, ("pp_layout", "pp")),
     make_rule("overlap_p2p_needs_vpp", ("overlap_p2p", "vpp"), _p2p_without_vpp,
               "only an interleaved pipeline overlaps its sends: needs vpp > 1",

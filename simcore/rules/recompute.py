@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from simcore.degrees import remainder
 from simcore.inputs.fields import RECOMPUTE_BIT, RECOMPUTE_MODULES, code
 from simcore.layout import LAYOUT_FIELDS
-from simcore.resolve import FULL, fullest_rank
+from simcore.resolve import FULL
 from simcore.rules.base import Context, Rule, constant, words
 from simcore.rules.fixes import make_rule
-from simcore.typing import BoolArray, IntArray
+from simcore.typing import BoolArray
 
 _SELECTIVE = sum(RECOMPUTE_BIT[m] for m in RECOMPUTE_MODULES if m not in ("full", "selective_op"))
 _BLOCK = code("recompute_method", "block")
@@ -85,10 +86,6 @@ def _is_full(c: Context) -> BoolArray:
     return result
 
 
-def _most(c: Context) -> IntArray:
-    return fullest_rank(c.model, {name: c[name] for name in LAYOUT_FIELDS}, c.batch.texts)
-
-
 def _layers_without_full(c: Context) -> BoolArray:
     return ~_is_full(c) & (c["recompute_layers"] != 0)
 
@@ -97,14 +94,14 @@ def _layers_in_range(c: Context) -> BoolArray:
     full = _is_full(c)
     if not full.any():
         return full
-    layers, most = c["recompute_layers"], _most(c)
-    uneven = (layers % np.maximum(c["vpp"], 1) != 0) & (layers != most)
+    layers, most = c["recompute_layers"], c.fullest_rank
+    uneven = (remainder(layers, np.maximum(c["vpp"], 1)) != 0) & (layers != most)
     # An illegal split is another rule's: it leaves no number of layers to compare with.
     return full & (most > 0) & ((layers < 1) | (layers > most) | uneven)
 
 
 def _layers_message(c: Context) -> str:
-    return (f"must be from 1 to the layers of the fullest pipeline rank ({int(_most(c)[0])}) and "
+    return (f"must be from 1 to the layers of the fullest pipeline rank ({int(c.fullest_rank[0])}) and "
             f"divide by vpp ({c.number('vpp', 0)})")
 
 
@@ -116,7 +113,7 @@ def _uniform_is_all(c: Context) -> BoolArray:
     full = _is_full(c) & (c["recompute_method"] != _BLOCK)
     if not full.any():
         return full
-    return full & (c["recompute_layers"] < _most(c))
+    return full & (c["recompute_layers"] < c.fullest_rank)
 
 
 def _unit(c: Context) -> BoolArray:
@@ -124,7 +121,7 @@ def _unit(c: Context) -> BoolArray:
     unit = c["recompute_unit_layers"]
     if (unit == 1).all():
         return constant(False)
-    per_chunk = -(-_most(c) // np.maximum(c["vpp"], 1))
+    per_chunk = np.ceil(c.fullest_rank / np.maximum(c["vpp"], 1))
     bad: BoolArray = (unit > 1) & (~uniform | (unit > per_chunk))
     return bad
 

@@ -15,7 +15,8 @@ from simcore.typing import FloatArray, IntArray
 
 __all__ = ["KINDS", "in_flight_by_chunk", "in_flight_chunks", "lower_bound_s", "makespan"]
 
-_BUFFER_BYTES = 8.0 * 2**20
+# About what stays in the cache; candidates beyond it are evaluated in turns.
+_BUFFER_BYTES = 4.0 * 2**20
 _PERIODIC_RTOL = 1e-13
 
 

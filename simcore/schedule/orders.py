@@ -212,9 +212,9 @@ def in_flight_by_chunk(kind: str, *, pp: int, vpp: int, num_microbatches: int, g
     # Only a moment before a backward can be a maximum.
     peaks = np.unique(alive[:-1][(kind_of[:-1] == 0) & (kind_of[1:] == 1)], axis=0)
     no_more = (peaks[:, None] <= peaks[None]).all(axis=2)
-    exceeded = no_more & (peaks[:, None] < peaks[None]).any(axis=2)
+    exceeded = no_more & ~(peaks[:, None] == peaks[None]).all(axis=2)
     kept = peaks[~exceeded.any(axis=1)]
-    others = kept[np.any(kept != first, axis=1)]
+    others = kept[~(kept == first).all(axis=1)]
     mixes = np.concatenate((first[None], others))
     mixes.setflags(write=False)
     return mixes

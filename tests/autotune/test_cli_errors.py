@@ -117,13 +117,13 @@ def _quoted(text: str) -> str:
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), KeyError("x"), IndexError("i")])
 def test_a_bug_says_that_it_is_one(error: Exception, monkeypatch: pytest.MonkeyPatch,
                                    capsys: pytest.CaptureFixture[str]) -> None:
-    import simcore.predict
+    import simcore.prediction
 
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(simcore.predict, "evaluate", broken)
-    monkeypatch.setattr(simcore.predict, "predict", broken)
+    monkeypatch.setattr(simcore.prediction, "evaluate", broken)
+    monkeypatch.setattr(simcore.prediction, "predict", broken)
     assert main(["predict", *BASE]) == 1
     out, err = capsys.readouterr()
     assert out == ""
