@@ -70,7 +70,7 @@ class Batch:
         """Build a batch from columns; numbers are broadcast, missing fields are UNSET."""
         full: dict[str, Column] = {}
         for name in FIELD_NAMES:
-            value = np.asarray(columns.get(name, UNSET), dtype=_dtype(name))
+            value: Column = np.asarray(columns.get(name, UNSET), dtype=_dtype(name))
             full[name] = np.broadcast_to(value, (size,)) if value.ndim == 0 else value
         return cls(full, tuple(texts), size)
 

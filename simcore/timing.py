@@ -12,11 +12,11 @@ from simcore.data_parallel import StepEnds, step_ends
 from simcore.formulas.collectives import Collective, collective_s
 from simcore.formulas.pipeline import lower_bound_s
 from simcore.frame import Frame
-from simcore.inputs.fields import FIELD
+from simcore.inputs.fields import FIELD, code
 from simcore.layer_costs import Times
 from simcore.operators.base import TERMS, Term
 from simcore.schedule.base import makespan
-from simcore.typing import FloatArray, IntArray
+from simcore.typing import BoolArray, FloatArray, IntArray
 from simcore.units import MICRO
 
 
@@ -161,10 +161,22 @@ class Timing:
         whole = lower_bound_s(pp=frame.batch["pp"], vpp=frame.batch["vpp"],
                               num_microbatches=m, busy_before_s=np.stack(before),
                               own_s=np.stack(own), ranks_before=np.stack(ranks),
-                              edge_s=self.edge_s)
+                              edge_s=self.edge_s, is_1f1b=self._is_plain())
         end = np.maximum(whole + self.classes[0][2].reduce_s, alone)
         # The recurrence adds the same numbers in another order.
         return (end + self.post_s + self.overhead_s) * (1.0 - 1e-12)
+
+    def _is_plain(self) -> BoolArray:
+        """Rows of 1F1B whose `_before` is exact: no ZeRO traffic in a micro-batch, and MTP, where
+        there is any, behind all other ranks, (n,)."""
+        frame, tables = self.frame, self.frame.tables
+        plain = (frame.batch["schedule"] == code("schedule", "1f1b")) & (
+            (frame.batch["zero"] <= 1) | (frame.batch["pp"] == 1))
+        if np.any(frame.batch["mtp"] > 0):
+            for c in range(tables.num_classes):
+                plain = plain & ~((frame.stage(tables.mtp, c) > 0)
+                                  & (frame.stage(tables.has_head, c) == 0))
+        return plain
 
     def _before(self, c: int) -> tuple[FloatArray, FloatArray]:
         """Forward and backward of virtual stage 0 on the ranks before a class' last, (n,)."""

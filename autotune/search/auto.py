@@ -51,8 +51,10 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
 MAX_TP = 16
 MIN_CP_TOKENS = 1024
 """Tokens a context-parallel rank keeps at least: less leaves nothing to hide the exchange in."""
+MAX_VPP = 12
+"""More chunks only add sends: the bubble is below a tenth of its size by then."""
 MBS = (1, 2, 3, 4, 6, 8)
-MAX_RECOMPUTE_COUNTS = 4
+MAX_RECOMPUTE_COUNTS = 3
 SPLIT_WINDOW = 2
 """Layers by which the first and the last stage may differ from the even share."""
 _FULL = RECOMPUTE_BIT["full"]
@@ -165,7 +167,7 @@ class Facts:
         pp = int(given["pp"])
         if pp == 1:
             return _rows((1,))
-        most = -(-(self.model.num_layers + 2) // pp)
+        most = min(MAX_VPP, -(-(self.model.num_layers + 2) // pp))
         # vpp 1 is always named, so that a pp without any split is blamed on the layers.
         return _rows([v for v in range(1, most + 1)
                       if v == 1 or len(self.splits({"pp": pp, "vpp": v})) > 1
@@ -245,5 +247,5 @@ def recompute_choices(model: ModelSpec) -> list[int]:
         if any(k.mlp == "dense" for k in model.kinds):
             modules += ["mlp"]
     else:
-        modules += ["mlp", "layernorm+mlp", "core_attn+mlp"]
+        modules += ["mlp", "layernorm+mlp"]
     return [sum(RECOMPUTE_BIT[m] for m in text.split("+") if m != "none") for text in modules]

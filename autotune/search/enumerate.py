@@ -198,25 +198,57 @@ class Enumerator:
                                 len(source))
 
     def _refuse(self, stream: Iterator[Block], level: int) -> Iterator[Block]:
+        """Drop the rows that a rule of this level refuses.
+
+        A rule is asked once for each combination of what it depends on: far fewer than rows.
+        """
         rules = self._rules[level]
+        names = [n for n in self._depends(rules) if n in self.grid.fields]
+        memo: dict[tuple[float, ...], int] = {}
         for block in stream:
             if not rules:
                 yield block
                 continue
-            context = self._engine.context(self._model, self._system, self.batch(block))
-            alive = np.ones(block.size, np.bool_)
-            for rule in rules:
-                bad = np.broadcast_to(rule.violated(context), (block.size,)) & alive
-                if not bad.any():
-                    continue
-                self.tally.add(rule.name, self.leaves(block.take(bad), level))
+            first, inverse = groups([block.columns[n] for n in names], block.size)
+            keys = list(zip(*(block.columns[n][first].tolist() for n in names), strict=True))
+            keys = keys or [()]
+            new = [i for i, key in enumerate(keys) if key not in memo]
+            if new:
+                blamed = self._blame(rules, block.take(first[new]))
+                memo.update(zip((keys[i] for i in new), blamed, strict=True))
+            verdict = np.array([memo[key] for key in keys], np.int64)[inverse]
+            if verdict.max() < 0:
+                yield block
+                continue
+            for number in np.unique(verdict[verdict >= 0]):
+                self.tally.add(rules[number].name,
+                               self.leaves(block.take(verdict == number), level))
+            if verdict.min() < 0:
+                yield block.take(verdict < 0)
+
+    def _depends(self, rules: list[RuleLike]) -> list[str]:
+        """List what rules read, and what the defaults of that depend on."""
+        found: dict[str, None] = {"framework": None, "framework_version": None}
+        todo = [name for rule in rules for name in rule.fields]
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found[name] = None
+                if name not in self.grid.fixed and name not in self.grid.fields:
+                    todo.extend(DERIVED_FROM.get(name, ()))
+        return sorted(found)
+
+    def _blame(self, rules: list[RuleLike], block: Block) -> list[int]:
+        """Return for each row the number of the first rule that it breaks, -1 for none."""
+        context = self._engine.context(self._model, self._system, self.batch(block))
+        first = np.full(block.size, -1, np.int64)
+        for number, rule in enumerate(rules):
+            bad = np.broadcast_to(rule.violated(context), (block.size,)) & (first < 0)
+            if bad.any():
+                first[bad] = number
                 if rule.name not in self.tally.examples:
                     self.tally.examples[rule.name] = rule.issue(context, int(bad.argmax()))
-                alive &= ~bad
-            if alive.all():
-                yield block
-            elif alive.any():
-                yield block.take(alive)
+        return first.tolist()
 
     def _gather(self, stream: Iterator[Block]) -> Iterator[Block]:
         """Put small blocks together: a block costs the same whether it is full or not."""

@@ -71,7 +71,8 @@ def _pipelined_s(stream_s: FloatArray, step_us: float) -> FloatArray:
     The best number of chunks makes it t + 2 sqrt(a t): many chunks pay latency, few leave the
     pipeline empty at its ends [4, section 2].
     """
-    return stream_s + 2 * np.sqrt(step_us * MICRO * stream_s)
+    ends_s: FloatArray = 2 * np.sqrt(step_us * MICRO * stream_s)
+    return stream_s + ends_s
 
 
 def _moved_s(size_bytes: Num, place_: Placement, network: Network, *, passes: float,
@@ -192,8 +193,8 @@ def collective_s(kind: Collective | str, *, size_bytes: Num, group: Group | Plac
         Gathered output (all-gather), input (reduce-scatter, all-reduce), all that a rank sends
         (all-to-all), message (p2p) [bytes].
     group : Group or Placement
-        Where the members sit (a placement where it is known); the groups beside it run at the same time, so each GPU has its
-        own share of the node's NICs and no more.
+        Where the members sit (a placement where it is known); the groups beside it run at the
+        same time, so each GPU has its own share of the node's NICs and no more.
     network : Network
         Links of the system.
 
@@ -206,10 +207,11 @@ def collective_s(kind: Collective | str, *, size_bytes: Num, group: Group | Plac
     -----
     Time is latency, plus bytes over bandwidth, plus the ends of the pipeline, which grow with
     the root of both. Left out: the switch of protocols below some 16 MiB (times of 8 H100 are
-    up to a third shorter or longer there), and contention with kernels that compute. All-reduce equals reduce-scatter plus all-gather wherever the switch
-    does not reduce. Between domains the latency grows with log2 of their number (trees for
-    all-reduce, PAT for the others in NCCL 2.23 and later; older all-gathers are rings whose
-    latency is linear in it, which buckets of Megatron's size hide).
+    up to a third shorter or longer there), and contention with kernels that compute.
+    All-reduce equals reduce-scatter plus all-gather wherever the switch does not reduce.
+    Between domains the latency grows with log2 of their number (trees for all-reduce, PAT for
+    the others in NCCL 2.23 and later; older all-gathers are rings whose latency is linear in
+    it, which buckets of Megatron's size hide).
 
     References
     ----------

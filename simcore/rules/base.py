@@ -17,7 +17,8 @@ from simcore.inputs.framework import Profile
 from simcore.inputs.model import AttentionKind, MlpKind, ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.layout import LAYOUT_FIELDS
-from simcore.resolve import fullest_rank, profile_codes
+from simcore.profiles import profile_codes
+from simcore.resolve import fullest_rank
 from simcore.typing import BoolArray, FloatArray, IntArray
 
 
@@ -161,6 +162,11 @@ class Rule:
 def constant(value: bool) -> BoolArray:  # noqa: FBT001
     """Return a mask for all rows at once, from what the model or the system alone decide."""
     return np.array([value])
+
+
+def mask(condition: object) -> BoolArray:
+    """Return a condition as an array of bool; costs nothing where it is one."""
+    return np.asarray(condition, np.bool_)
 
 
 def words(values: Sequence[object], *, last: str = "or") -> str:

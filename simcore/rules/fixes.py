@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from simcore.batch import Batch
+from simcore.batch import Batch, Column
 from simcore.errors import Issue
 from simcore.inputs.codec import Value, decode, encode
 from simcore.inputs.fields import FIELD, FIELD_NAMES, FRAMEWORKS, UNSET, Kind
@@ -193,7 +193,7 @@ def _variants(context: Context, changes: list[Change]) -> Batch:
     """The strategy under each change, resolved; defaults follow the change."""
     base = context.given if context.given is not None else _loosened(context)
     texts = list(base.texts)
-    columns = {}
+    columns: dict[str, Column] = {}
     size = len(changes)
     for name in FIELD_NAMES:
         codes = [encode(FIELD[name], change[name], texts) if name in change
@@ -208,14 +208,14 @@ def _loosened(context: Context) -> Batch:
     batch = context.batch
     groups = [*_TOGETHER, *((n,) for n in FIELD_NAMES
                             if not any(n in group for group in _TOGETHER))]
-    columns = {name: np.repeat(column[:1], len(groups))
-               for name, column in batch.columns.items()}
+    columns: dict[str, Column] = {name: np.repeat(column[:1], len(groups))
+                                  for name, column in batch.columns.items()}
     for k, group in enumerate(groups):
         for name in group:
             columns[name][k] = UNSET
     filled = resolve(context.model, context.system,
                      Batch.from_columns(columns, texts=batch.texts, size=len(groups)))
-    loose = {name: column[:1].copy() for name, column in batch.columns.items()}
+    loose: dict[str, Column] = {name: column[:1].copy() for name, column in batch.columns.items()}
     for k, group in enumerate(groups):
         if all(filled.columns[name][k] == batch.columns[name][0] for name in group):
             for name in group:

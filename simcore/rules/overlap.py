@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from simcore.inputs.fields import CUDA_GRAPH_BIT, FIELD, RECOMPUTE_BIT
-from simcore.rules.base import Context, Rule, constant, words
+from simcore.rules.base import Context, Rule, constant, mask, words
 from simcore.rules.fixes import make_rule
 from simcore.typing import BoolArray, FloatArray
 
@@ -67,7 +67,7 @@ def _on(c: Context) -> BoolArray:
 
 
 def _ep_needs_ep(c: Context) -> BoolArray:
-    return _on(c) & ((c["ep"] == 1) | (not c.model.is_moe))
+    return mask(_on(c) & ((c["ep"] == 1) | (not c.model.is_moe)))
 
 
 def _ep_dispatcher(c: Context) -> BoolArray:
@@ -75,7 +75,7 @@ def _ep_dispatcher(c: Context) -> BoolArray:
 
 
 def _ep_pipeline(c: Context) -> BoolArray:
-    return _on(c) & (c["pp"] > 1) & (c["vpp"] == 1)
+    return mask(_on(c) & (c["pp"] > 1) & (c["vpp"] == 1))
 
 
 def _ep_recompute(c: Context) -> BoolArray:
@@ -91,11 +91,11 @@ def _ep_mtp(c: Context) -> BoolArray:
 
 
 def _ep_shared(c: Context) -> BoolArray:
-    return _on(c) & (c["shared_expert_overlap"] == 1)
+    return mask(_on(c) & (c["shared_expert_overlap"] == 1))
 
 
 def _delay(c: Context) -> BoolArray:
-    return ~_on(c) & (c["delay_wgrad_compute"] == 1)
+    return mask(~_on(c) & (c["delay_wgrad_compute"] == 1))
 
 
 def _shared(c: Context) -> BoolArray:
@@ -117,7 +117,7 @@ def _flex(c: Context) -> BoolArray:
 def _flex_ranks(c: Context) -> BoolArray:
     if not c.model.is_moe:
         return constant(False)
-    return _flex(c) & (c["ep"] * c["etp"] == 1)
+    return mask(_flex(c) & (c["ep"] * c["etp"] == 1))
 
 
 def _flex_hardware(c: Context) -> BoolArray:
@@ -142,7 +142,7 @@ def _pad(c: Context) -> BoolArray:
 
 
 def _pad_deepep(c: Context) -> BoolArray:
-    return (c["pad_to_capacity"] == 1) & c.any_of("dispatcher", "deepep")
+    return mask((c["pad_to_capacity"] == 1) & c.any_of("dispatcher", "deepep"))
 
 
 def imbalance_limit(c: Context) -> FloatArray:
@@ -167,7 +167,7 @@ def _imbalance_pad(c: Context) -> BoolArray:
 
 
 def _cross_entropy_impl(c: Context) -> BoolArray:
-    return (c["cross_entropy_impl"] != 0) & ~c.any_of("cross_entropy", "fused")
+    return mask((c["cross_entropy_impl"] != 0) & ~c.any_of("cross_entropy", "fused"))
 
 
 def _swiglu(c: Context) -> BoolArray:
@@ -189,7 +189,7 @@ def _graph_scopes(c: Context) -> BoolArray:
     moe = _scope(c, "moe")
     router, preprocess = _scope(c, "moe_router"), _scope(c, "moe_preprocess")
     whole = _scope(c, "full_iteration") & (c["cuda_graph"] != CUDA_GRAPH_BIT["full_iteration"])
-    return (moe & router) | (preprocess & ~router) | whole
+    return mask((moe & router) | (preprocess & ~router) | whole)
 
 
 def _graph_model(c: Context) -> BoolArray:
@@ -202,7 +202,7 @@ def _graph_dropless(c: Context) -> BoolArray:
     if not c.model.is_moe:
         return constant(False)
     # Row counts that only the router knows cannot be captured.
-    return _scope(c, "moe", "full_iteration") & (c["pad_to_capacity"] == 0)
+    return mask(_scope(c, "moe", "full_iteration") & (c["pad_to_capacity"] == 0))
 
 
 def _graph_recompute(c: Context) -> BoolArray:
@@ -217,7 +217,7 @@ def _graph_overlap(c: Context) -> BoolArray:
 
 
 def _graph_offload(c: Context) -> BoolArray:
-    return ((c["cuda_graph"] != 0) & ~_scope(c, "full_iteration")
+    return mask((c["cuda_graph"] != 0) & ~_scope(c, "full_iteration")
             & (c["activation_offload_layers"] > 0))
 
 

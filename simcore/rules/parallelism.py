@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from simcore.degrees import quotient, remainder
+from simcore.degrees import remainder
 from simcore.inputs.fields import FIELD, FRAMEWORKS, UNSET
 from simcore.inputs.framework import Profile
 from simcore.inputs.model import AttentionKind
-from simcore.resolve import version_key
-from simcore.rules.base import Context, Rule, constant, words
+from simcore.profiles import version_key
+from simcore.rules.base import Context, Rule, constant, mask, words
 from simcore.rules.fixes import make_rule
 from simcore.typing import BoolArray, IntArray
 
@@ -106,7 +106,7 @@ def _groups(c: Context) -> BoolArray:
     splits: BoolArray = groups % tp == 0
     if splits.all():
         return ~splits
-    return ~splits & ~((tp % groups == 0) & c.by_profile(_below_tp_allowed))
+    return mask(~splits & ~((tp % groups == 0) & c.by_profile(_below_tp_allowed)))
 
 
 def _groups_message(c: Context) -> str:

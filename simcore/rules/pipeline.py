@@ -14,7 +14,7 @@ import numpy as np
 from simcore.degrees import remainder
 from simcore.inputs.fields import FIELD
 from simcore.layout import LAYOUT_FIELDS, layouts, parse_layout, split_is_legal
-from simcore.rules.base import Context, Rule
+from simcore.rules.base import Context, Rule, mask
 from simcore.rules.fixes import make_rule
 from simcore.typing import BoolArray, IntArray
 
@@ -44,7 +44,7 @@ def _schedule_of_vpp(c: Context) -> BoolArray:
 
 
 def _gpipe_needs_pp(c: Context) -> BoolArray:
-    return c.any_of("schedule", "gpipe") & (c["pp"] == 1)
+    return mask(c.any_of("schedule", "gpipe") & (c["pp"] == 1))
 
 
 def _split(c: Context) -> BoolArray:

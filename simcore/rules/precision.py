@@ -12,7 +12,7 @@ import numpy as np
 
 from simcore.inputs.fields import FIELD, FRAMEWORKS, PRECISIONS, code
 from simcore.resolve import is_fp8
-from simcore.rules.base import Context, Rule, constant, words
+from simcore.rules.base import Context, Rule, constant, mask, words
 from simcore.rules.fixes import make_rule
 from simcore.typing import BoolArray, IntArray
 
@@ -119,7 +119,7 @@ def _low_precision_framework(c: Context) -> BoolArray:
 
 def _param_gather(c: Context) -> BoolArray:
     on: BoolArray = c["fp8_param_gather"] == 1
-    return on & (~is_fp8(c["precision"]) | (c["zero"] == 0))
+    return mask(on & (~is_fp8(c["precision"]) | (c["zero"] == 0)))
 
 
 def _fp4_param_gather(c: Context) -> BoolArray:
@@ -129,8 +129,8 @@ def _fp4_param_gather(c: Context) -> BoolArray:
 
 def _reuse(c: Context) -> BoolArray:
     on: BoolArray = c["reuse_grad_buf"] == 1
-    return on & (~c.any_of("precision", "mxfp8") | (c["fp8_param_gather"] == 0)
-                 | (c["zero"] != 1))
+    return mask(on & (~c.any_of("precision", "mxfp8") | (c["fp8_param_gather"] == 0)
+                 | (c["zero"] != 1)))
 
 
 def _zero_supported(c: Context) -> BoolArray:
@@ -145,7 +145,7 @@ def _zero_message(c: Context) -> str:
 
 def _zero_pipeline(c: Context) -> BoolArray:
     bad: BoolArray = (c["zero"] >= 2) & (c["pp"] > 1)
-    return bad & ~_WITH_PIPELINE[c["framework"]]
+    return mask(bad & ~_WITH_PIPELINE[c["framework"]])
 
 
 def _optimizer_not_modelled(c: Context) -> BoolArray:
@@ -159,7 +159,7 @@ def _offload(c: Context) -> BoolArray:
 
 def _aware(c: Context) -> BoolArray:
     on: BoolArray = c["precision_aware_optimizer"] == 1
-    return on & (~c.any_of("optimizer", "adam") | (c["zero"] == 0))
+    return mask(on & (~c.any_of("optimizer", "adam") | (c["zero"] == 0)))
 
 
 def _aware_framework(c: Context) -> BoolArray:
@@ -180,11 +180,11 @@ def _state_rule(name: str) -> Rule:
 def _grads_in_fp16(c: Context) -> BoolArray:
     half = code("grad_dtype", "fp16")
     bad: BoolArray = (c["grad_dtype"] == half) & ~c.any_of("precision", "fp16")
-    return bad | ((c["grad_dtype"] == code("grad_dtype", "bf16")) & c.any_of("precision", "fp16"))
+    return mask(bad | ((c["grad_dtype"] == code("grad_dtype", "bf16")) & c.any_of("precision", "fp16")))
 
 
 def _fp32_grads(c: Context) -> BoolArray:
-    return c.any_of("precision", "fp32") & (c["grad_dtype"] != 0)
+    return mask(c.any_of("precision", "fp32") & (c["grad_dtype"] != 0))
 
 
 RULES: tuple[Rule, ...] = (

@@ -14,7 +14,7 @@ from simcore.degrees import remainder
 from simcore.inputs.fields import RECOMPUTE_BIT, RECOMPUTE_MODULES, code
 from simcore.layout import LAYOUT_FIELDS
 from simcore.resolve import FULL
-from simcore.rules.base import Context, Rule, constant, words
+from simcore.rules.base import Context, Rule, constant, mask, words
 from simcore.rules.fixes import make_rule
 from simcore.typing import BoolArray
 
@@ -70,7 +70,7 @@ def _selective_op_framework(c: Context) -> BoolArray:
 
 
 def _moe_act(c: Context) -> BoolArray:
-    return c.recomputes("moe_act") & (c["grouped_gemm"] == 0)
+    return mask(c.recomputes("moe_act") & (c["grouped_gemm"] == 0))
 
 
 def _delayed_scaling(c: Context) -> BoolArray:
@@ -78,7 +78,7 @@ def _delayed_scaling(c: Context) -> BoolArray:
 
 
 def _shared_overlap(c: Context) -> BoolArray:
-    return c.recomputes("shared_experts") & (c["shared_expert_overlap"] == 1)
+    return mask(c.recomputes("shared_experts") & (c["shared_expert_overlap"] == 1))
 
 
 def _is_full(c: Context) -> BoolArray:
@@ -87,7 +87,7 @@ def _is_full(c: Context) -> BoolArray:
 
 
 def _layers_without_full(c: Context) -> BoolArray:
-    return ~_is_full(c) & (c["recompute_layers"] != 0)
+    return mask(~_is_full(c) & (c["recompute_layers"] != 0))
 
 
 def _layers_in_range(c: Context) -> BoolArray:
@@ -97,23 +97,24 @@ def _layers_in_range(c: Context) -> BoolArray:
     layers, most = c["recompute_layers"], c.fullest_rank
     uneven = (remainder(layers, np.maximum(c["vpp"], 1)) != 0) & (layers != most)
     # An illegal split is another rule's: it leaves no number of layers to compare with.
-    return full & (most > 0) & ((layers < 1) | (layers > most) | uneven)
+    return mask(full & (most > 0) & ((layers < 1) | (layers > most) | uneven))
 
 
 def _layers_message(c: Context) -> str:
-    return (f"must be from 1 to the layers of the fullest pipeline rank ({int(c.fullest_rank[0])}) and "
+    most = int(c.fullest_rank[0])
+    return (f"must be from 1 to the layers of the fullest pipeline rank ({most}) and "
             f"divide by vpp ({c.number('vpp', 0)})")
 
 
 def _method_without_full(c: Context) -> BoolArray:
-    return ~_is_full(c) & (c["recompute_method"] == _BLOCK)
+    return mask(~_is_full(c) & (c["recompute_method"] == _BLOCK))
 
 
 def _uniform_is_all(c: Context) -> BoolArray:
     full = _is_full(c) & (c["recompute_method"] != _BLOCK)
     if not full.any():
-        return full
-    return full & (c["recompute_layers"] < c.fullest_rank)
+        return mask(full)
+    return mask(full & (c["recompute_layers"] < c.fullest_rank))
 
 
 def _unit(c: Context) -> BoolArray:
