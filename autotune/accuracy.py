@@ -117,10 +117,11 @@ def _row(outcome: Outcome) -> dict[str, Any]:
                 "oom": None if run.oom is None else int(run.oom)}
     nothing = {"step_time_s": None, "peak_memory_gib": None, "device_memory_gib": None,
                "verdict": None}
-    row: dict[str, Any] = {"file": run.file, "id": run.id, "model": run.model, "system": run.system,
-           "measured": measured, "predicted": dict(outcome.predicted) or nothing,
-           "error_pct": {name: outcome.error_pct(name) for name in ("step_time", "peak_memory")},
-           "skipped": outcome.skipped}
+    row: dict[str, Any] = {
+        "file": run.file, "id": run.id, "model": run.model, "system": run.system,
+        "measured": measured, "predicted": dict(outcome.predicted) or nothing,
+        "error_pct": {name: outcome.error_pct(name) for name in ("step_time", "peak_memory")},
+        "skipped": outcome.skipped}
     if outcome.notes:
         row["notes"] = list(outcome.notes)
     if run.doubtful:

@@ -20,6 +20,7 @@ from simcore.inputs.system import SystemSpec
 from simcore.prediction import VERDICTS, evaluate
 from simcore.resolve import resolve
 from simcore.rules import check
+from simcore.typing import FloatArray
 from simcore.units import GIB, TERA
 
 _HARDWARE = re.compile(r"(?:(?P<gb>\d+)GB|(?P<tbps>[\d.]+)TBps|(?P<watt>\d+)W)(?=-|\Z)")
@@ -280,7 +281,7 @@ def _predict_group(model: ModelSpec, system: SystemSpec, jobs: Sequence[_Job],
     legal = report.ok.nonzero()[0]
     flops = model_flops_per_token(model, batch.real("seq_len"), mtp=batch.real("mtp"),
                                   tp=batch.real("tp"))
-    columns = {}
+    columns: Mapping[str, FloatArray] = {}
     if len(legal):
         columns = evaluate(model, system, batch.take(legal)).columns
     place = {int(row): at for at, row in enumerate(legal)}

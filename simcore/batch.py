@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from simcore.inputs.codec import decode, encode
 from simcore.inputs.fields import FIELD, FIELD_NAMES, UNSET, Kind
@@ -25,6 +27,11 @@ Column = IntArray | FloatArray
 def is_constant(column: Column) -> bool:
     """Tell whether a column is one value broadcast over all rows (stride 0), at no cost."""
     return column.strides[0] == 0 or len(column) == 1
+
+
+def as_column(values: object, dtype: npt.DTypeLike) -> Column:
+    """Return values as a column of one of the two number formats."""
+    return cast(Column, np.asarray(values, dtype))
 
 
 def _dtype(name: str) -> type:
@@ -70,8 +77,9 @@ class Batch:
         """Build a batch from columns; numbers are broadcast, missing fields are UNSET."""
         full: dict[str, Column] = {}
         for name in FIELD_NAMES:
-            value: Column = np.asarray(columns.get(name, UNSET), dtype=_dtype(name))
-            full[name] = np.broadcast_to(value, (size,)) if value.ndim == 0 else value
+            value = as_column(columns.get(name, UNSET), _dtype(name))
+            wide = np.broadcast_to(value, (size,)) if value.ndim == 0 else value
+            full[name] = cast(Column, wide)
         return cls(full, tuple(texts), size)
 
     @classmethod

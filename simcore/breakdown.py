@@ -74,11 +74,10 @@ def _class_terms(timing: Timing, c: int) -> dict[str, FloatArray]:
 
 def _ends(frame: Frame, c: int) -> list[tuple[FloatArray, Times]]:
     tables = frame.tables
-    found = [(frame.stage(tables.has_embedding, c), frame.embedding),
-             (frame.stage(tables.has_head, c), frame.head)]
-    mtp = frame.stage(tables.mtp, c) * np.maximum(frame.batch["mtp"], 0)
-    if np.any(mtp):
-        found.append((mtp, frame.mtp_layer))
+    found = [(frame.stage(tables.has_embedding, c), frame.costs.embedding),
+             (frame.stage(tables.has_head, c), frame.costs.head)]
+    if frame.has_mtp:
+        found.append((frame.mtp_here(c), frame.costs.mtp_layer))
     return found
 
 

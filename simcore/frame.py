@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from simcore.activations import Saved, head_saved, layer_saved, mtp_saved
 from simcore.batch import Batch
 from simcore.degrees import data_parallel, expert_data_parallel, num_microbatches
 from simcore.errors import InputError, Issue
@@ -15,34 +14,13 @@ from simcore.inputs.fields import RECOMPUTE_BIT, code
 from simcore.inputs.framework import MemoryStyle
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
-from simcore.layer_costs import Times, embedding_times, head_times, layer_times, mtp_times
 from simcore.layout import layouts
 from simcore.local import LOCAL_FIELDS, Local
-from simcore.parameters import (
-    RankParameters,
-    embedding_parameters,
-    final_norm_parameters,
-    head_parameters,
-    layer_parameters,
-    mtp_parameters,
-    weight_shapes,
-)
+from simcore.local_costs import LayerCost, LocalCosts, local_costs
 from simcore.placement import Group, Placement, groups, place
-from simcore.resolve import profile_codes
-from simcore.states import BytesPerParameter, bytes_per_parameter, shard_sizes
 from simcore.stages import StageTables, stage_tables
+from simcore.states import BytesPerParameter, bytes_per_parameter, shard_sizes
 from simcore.typing import BoolArray, FloatArray, IntArray
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """Time, memory and parameters of one kind of layer, arrays of shape (u,)."""
-
-    times: Times
-    saved: Saved
-    parameters: RankParameters
-    matrices: RankParameters
-    """Parameters in matrices, which have fp8 copies."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +56,7 @@ class Frame:
     ----------
     model, system : ModelSpec, SystemSpec
     batch : Batch
-    local : Local
+    costs : LocalCosts
     local_index : ndarray, shape (n,)
     tables : StageTables
     layout_index : ndarray, shape (n,)
@@ -87,7 +65,7 @@ class Frame:
     model: ModelSpec
     system: SystemSpec
     batch: Batch
-    local: Local
+    costs: LocalCosts
     local_index: IntArray
     tables: StageTables
     layout_index: IntArray
@@ -102,14 +80,12 @@ class Frame:
             A row's layers cannot be laid out over its pipeline.
         """
         first, local_index = batch.group(LOCAL_FIELDS)
-        distinct = batch.take(first)
-        profiles, profile_index = profile_codes(distinct)
-        local = Local(model, system, distinct, profiles, profile_index)
+        costs = local_costs(model, system, batch.take(first))
         found, layout_index = layouts(model, batch)
         legal = tuple(layout for layout in found if layout is not None)
         if len(legal) < len(found):
             raise InputError(Issue("pp", "layers cannot be split over this pipeline"))
-        return cls(model, system, batch, local, local_index, stage_tables(model, legal),
+        return cls(model, system, batch, costs, local_index, stage_tables(model, legal),
                    layout_index)
 
     def __len__(self) -> int:
@@ -118,91 +94,34 @@ class Frame:
     def spread(self, values: FloatArray) -> FloatArray:
         """Gather values of the local combinations, shape (u,), to the rows, shape (n,)."""
         if len(values) == 1:
-            return np.broadcast_to(values, (len(self),))
+            return values if len(self) == 1 else np.broadcast_to(values, (len(self),))
         return values[self.local_index]
 
     def stage(self, table: FloatArray | IntArray | BoolArray, c: int) -> FloatArray:
         """Gather a table of shape (L, C, ...) at class c to the rows, shape (n, ...)."""
         if len(table) == 1:
-            return np.broadcast_to(table[0, c], (len(self), *table.shape[2:]))
+            row = table[:, c]
+            return row if len(self) == 1 else np.broadcast_to(row, (len(self), *row.shape[1:]))  # type: ignore[return-value]
         return table[self.layout_index, c]  # type: ignore[return-value]
 
     @cached_property
+    def has_mtp(self) -> bool:
+        """Whether any row trains MTP layers."""
+        return bool(np.any(self.batch["mtp"] > 0))
+
+    def mtp_here(self, c: int) -> FloatArray:
+        """MTP layers on a rank of class c, (n,)."""
+        return self.stage(self.tables.mtp, c) * np.maximum(self.batch["mtp"], 0)
+
+    @property
+    def local(self) -> Local:
+        """The distinct local combinations, u of them."""
+        return self.costs.local
+
+    @property
     def layer_costs(self) -> tuple[LayerCost, ...]:
-        """Costs of every kind of layer."""
-        costs = []
-        for kind in self.model.kinds:
-            degrees = {"tp": self.local.tp, "ep": self.local.real("ep"),
-                       "etp": self.local.real("etp")}
-            shapes = weight_shapes(self.model, kind, **degrees)
-            experts = 0.0
-            if self.model.moe is not None:
-                experts = self.model.moe.num_experts / degrees["ep"]
-            zero = np.zeros(len(self.local.batch))
-            matrices = RankParameters(
-                sum((w.outputs * w.inputs for w in shapes if not w.is_expert), zero),
-                sum((w.outputs * w.inputs * experts for w in shapes if w.is_expert), zero))
-            costs.append(LayerCost(layer_times(self.local, kind), layer_saved(self.local, kind),
-                                   layer_parameters(self.model, kind, **degrees), matrices))
-        return tuple(costs)
-
-    @cached_property
-    def embedding(self) -> Times:
-        """Times of the embedding, (u,)."""
-        return embedding_times(self.local)
-
-    @cached_property
-    def head(self) -> Times:
-        """Times of the head, (u,)."""
-        return head_times(self.local)
-
-    @cached_property
-    def mtp_layer(self) -> Times:
-        """Times of one MTP layer, (u,)."""
-        return mtp_times(self.local)
-
-    @cached_property
-    def head_memory(self) -> tuple[FloatArray, FloatArray]:
-        """Kept by the head, and beside it, (u,) [B]."""
-        return head_saved(self.local)
-
-    @cached_property
-    def mtp_memory(self) -> FloatArray:
-        """Kept by an MTP layer's own parts, (u,) [B]."""
-        return mtp_saved(self.local)
-
-    @cached_property
-    def end_parameters(self) -> tuple[FloatArray, FloatArray, RankParameters]:
-        """Parameters of embedding, of head and final norm, and of one MTP layer, (u,)."""
-        tp = self.local.tp
-        head = head_parameters(self.model, tp=tp) + final_norm_parameters(self.model)
-        mtp = mtp_parameters(self.model, tp=tp, ep=self.local.real("ep"),
-                             etp=self.local.real("etp"))
-        return embedding_parameters(self.model, tp=tp), head, mtp
-
-    @cached_property
-    def dummy_gradients_bytes(self) -> tuple[FloatArray, FloatArray]:
-        """bf16 dummy gradients of layers, and the head's where its shape is new, (u,) [B].
-
-        Transformer Engine keeps one buffer for each distinct (out, in) shape
-        (``pytorch/module/base.py``, `get_dummy_wgrad`).
-        """
-        fused = self.local.on("grad_accumulation_fusion")
-        dense = fused & (self.local.software("dummy_weight_gradients") > 0)
-        grouped = dense & (self.local.software("grouped_dummy_gradients") > 0)
-        seen: list[tuple[FloatArray, FloatArray, BoolArray]] = []
-        total = np.zeros(len(self.local.batch))
-        for kind in self.model.kinds:
-            for weight in weight_shapes(self.model, kind, tp=self.local.tp,
-                                        ep=self.local.real("ep"), etp=self.local.real("etp")):
-                kept = grouped if weight.is_expert else dense
-                if weight.name == "router":
-                    continue
-                total = total + 2.0 * weight.outputs * weight.inputs * _is_new(
-                    seen, weight.outputs, weight.inputs, kept)
-        outputs = self.local.vocab / self.local.tp
-        inputs = np.full_like(outputs, self.model.hidden_size)
-        return total, 2.0 * outputs * inputs * _is_new(seen, outputs, inputs, dense)
+        """Costs of every kind of layer, (u,)."""
+        return self.costs.layer_costs
 
     @cached_property
     def microbatches(self) -> FloatArray:
@@ -240,14 +159,14 @@ class Frame:
 
     def _class_parameters(self, c: int) -> ClassParameters:
         layers = self.stage(self.tables.layers, c)
-        mtp_here = self.stage(self.tables.mtp, c) * np.maximum(self.batch["mtp"], 0)
-        embedding, head, mtp = self.end_parameters
+        embedding, head, mtp = self.costs.end_parameters
         has_embedding = self.stage(self.tables.has_embedding, c)
         tied_once = self.model.tied_embeddings & (self.batch["pp"] == 1)
         dense = has_embedding * self.spread(embedding) + np.where(
             tied_once, 0.0, self.stage(self.tables.has_head, c) * self.spread(head))
         expert = np.zeros(len(self))
-        if np.any(mtp_here):
+        if self.has_mtp:
+            mtp_here = self.mtp_here(c)
             # MTP shares the embedding; away from rank 0 it holds a copy.
             away = (mtp_here > 0) & (has_embedding == 0)
             dense = dense + mtp_here * self.spread(mtp.dense) + np.where(
@@ -303,13 +222,3 @@ class Frame:
         if not np.any(self.recomputed_depth):
             return np.zeros((len(self), *self.tables.chunk_layers.shape[2:]))
         return self.tables.first_layers[self.layout_index[rows], c, :, self.recomputed_depth]
-
-
-def _is_new(seen: list[tuple[FloatArray, FloatArray, BoolArray]], outputs: FloatArray,
-            inputs: FloatArray, kept: BoolArray) -> FloatArray:
-    """1 where a shape has not been seen; remembers it where its buffer is kept."""
-    new = kept.copy()
-    for other_outputs, other_inputs, other_kept in seen:
-        new &= ~(other_kept & (other_outputs == outputs) & (other_inputs == inputs))
-    seen.append((outputs, inputs, kept))
-    return new.astype(np.float64)

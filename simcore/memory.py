@@ -89,7 +89,7 @@ def _fixed(frame: Frame, c: int) -> FloatArray:
     if frame.model.is_moe:
         workspace *= 1.0 + GROUPED_GEMM_STREAMS
     has_head = frame.stage(frame.tables.has_head, c)
-    layers, head = frame.dummy_gradients_bytes
+    layers, head = frame.costs.dummy_gradients_bytes
     local = frame.local
     gather = np.where(local.on("sp"), local.bytes_per_value * frame.model.hidden_size
                       * local.tokens, 0.0)
@@ -108,7 +108,7 @@ def _gathered(frame: Frame, c: int) -> FloatArray:
         largest = np.maximum(largest, frame.spread(cost.parameters.dense
                                                    + cost.parameters.expert))
     has_head = frame.stage(frame.tables.has_head, c)
-    ends = has_head * frame.spread(frame.end_parameters[1])
+    ends = has_head * frame.spread(frame.costs.end_parameters[1])
     gradient = np.where(frame.is_fsdp, 4.0, 2.0)
     gathered = 2.0 * 2.0 * largest + gradient * np.maximum(largest, ends) + 2.0 * ends
     return np.where(zero >= 3, gathered, np.where(zero == 2, gradient * largest, 0.0))
@@ -154,10 +154,10 @@ def _activations(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
         rows = np.nonzero(~uniform)[0]
         kept = np.array(kept)
         kept[rows] = _mixed_peak(frame, c, sum(p[rows] for p in per_chunk), rows)
-    mtp_here = frame.stage(frame.tables.mtp, c) * np.maximum(frame.batch["mtp"], 0)
-    if np.any(mtp_here):
+    if frame.has_mtp:
+        mtp_here = frame.mtp_here(c)
         last = frame.model.layers[-1]
-        extra = frame.mtp_memory + frame.layer_costs[last].saved.kept
+        extra = frame.costs.mtp_memory + frame.layer_costs[last].saved.kept
         kept = kept + mtp_here * frame.spread(extra) * np.maximum(
             alive / np.maximum(frame.batch["vpp"], 1), 1.0)
     wanted = np.maximum(frame.batch["activation_offload_layers"], 0)
@@ -209,7 +209,7 @@ def _moments(frame: Frame, c: int, kept: FloatArray,
                             * local.tokens_sharded)
     # A stage after the first also holds the gradient that it sent last.
     later = (frame.stage(frame.tables.first_rank, c) > 0) * boundary
-    kept_head, beside_head = frame.head_memory
+    kept_head, beside_head = frame.costs.head_memory
     has_head = frame.stage(frame.tables.has_head, c)
     head = np.where(has_head > 0, frame.spread(kept_head + beside_head), 0.0)
     return forward + later, backward + later, head + later * (head > 0), recompute + later

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from simcore.batch import Batch, Column, distinct, is_constant
+from simcore.batch import Batch, Column, as_column, distinct, is_constant
 from simcore.degrees import quotient
 from simcore.inputs.codec import encode
 from simcore.inputs.fields import FIELD, RECOMPUTE_BIT, UNSET, code
@@ -68,9 +68,9 @@ class _Resolver:
         missing = self.unset(name)
         if not missing.any():
             return
-        new = np.asarray(value, dtype=column.dtype).reshape(-1)
+        new = as_column(value, column.dtype).reshape(-1)
         if not missing.all():
-            new = np.where(missing, new, column)
+            new = as_column(np.where(missing, new, column), column.dtype)
         # What does not vary is stored once, which makes all that reads it cheaper.
         self.columns[name] = new[:1] if (new == new[0]).all() else new
 
@@ -88,8 +88,9 @@ class _Resolver:
 
     def by_profile(self, name: str, otherwise: float) -> Column:
         """What the profiles say about a field, or a value for those that say nothing."""
-        return np.array([_profile_code(p, name, otherwise) for p in self.profiles],
-                        self.columns[name].dtype)[self.profile]
+        codes = as_column([_profile_code(p, name, otherwise) for p in self.profiles],
+                          self.columns[name].dtype)
+        return codes[self.profile]
 
     def batch(self) -> Batch:
         columns: dict[str, Column] = {}

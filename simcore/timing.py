@@ -57,17 +57,17 @@ class Timing:
     @cached_property
     def embedding(self) -> Parts:
         """Of the embedding, (n,)."""
-        return self._parts(self.frame.embedding)
+        return self._parts(self.frame.costs.embedding)
 
     @cached_property
     def head(self) -> Parts:
         """Of the head, (n,)."""
-        return self._parts(self.frame.head)
+        return self._parts(self.frame.costs.head)
 
     @cached_property
     def mtp(self) -> Parts:
         """Of one MTP layer, (n,)."""
-        return self._parts(self.frame.mtp_layer)
+        return self._parts(self.frame.costs.mtp_layer)
 
     @cached_property
     def send_s(self) -> FloatArray:
@@ -105,13 +105,13 @@ class Timing:
         for k, part in enumerate(self.layers):
             forward = forward + counts[:, k] * part.forward
             backward = backward + counts[:, k] * part.backward + whole[:, k] * part.whole
-        for here, part in ((frame.stage(tables.has_embedding, c), self.embedding),
-                           (frame.stage(tables.has_head, c), self.head),
-                           (frame.stage(tables.mtp, c) * np.maximum(frame.batch["mtp"], 0),
-                            self.mtp)):
-            if np.any(here):
-                forward = forward + here * part.forward
-                backward = backward + here * part.backward
+        ends = [(frame.stage(tables.has_embedding, c), self.embedding),
+                (frame.stage(tables.has_head, c), self.head)]
+        if frame.has_mtp:
+            ends.append((frame.mtp_here(c), self.mtp))
+        for here, part in ends:
+            forward = forward + here * part.forward
+            backward = backward + here * part.backward
         sends = self.sends(c)
         return forward + sends[0] * self.blocking_s, backward + sends[1] * self.blocking_s
 
@@ -172,7 +172,7 @@ class Timing:
         frame, tables = self.frame, self.frame.tables
         plain = (frame.batch["schedule"] == code("schedule", "1f1b")) & (
             (frame.batch["zero"] <= 1) | (frame.batch["pp"] == 1))
-        if np.any(frame.batch["mtp"] > 0):
+        if frame.has_mtp:
             for c in range(tables.num_classes):
                 plain = plain & ~((frame.stage(tables.mtp, c) > 0)
                                   & (frame.stage(tables.has_head, c) == 0))
@@ -242,19 +242,19 @@ class Timing:
             backward += blocking
             forward[-1, -1] -= blocking
             backward[0, 0] -= blocking
-        for c, (_, _, ends) in enumerate(self.classes):
-            here = (classes == c)[:, None]
-            forward += here * ends.forward_s[rows] / vpp
-            backward += here * ends.backward_s[rows] / vpp
+        if np.any(frame.batch["zero"] >= 2):
+            for c, (_, _, ends) in enumerate(self.classes):
+                here = (classes == c)[:, None]
+                forward += here * ends.forward_s[rows] / vpp
+                backward += here * ends.backward_s[rows] / vpp
         return forward, backward, classes
 
     def _add_mtp(self, forward: FloatArray, backward: FloatArray, rows: IntArray,
                  layout: IntArray, classes: IntArray) -> None:
         """Add MTP layers to the last chunk of the rank that holds them."""
         frame = self.frame
-        mtp = np.maximum(frame.batch["mtp"][rows], 0)
-        if not np.any(mtp):
+        if not frame.has_mtp:
             return
-        here = frame.tables.mtp[layout[None], classes] * mtp
+        here = frame.tables.mtp[layout[None], classes] * np.maximum(frame.batch["mtp"][rows], 0)
         forward[:, -1] += here * self.mtp.forward[rows]
         backward[:, -1] += here * self.mtp.backward[rows]

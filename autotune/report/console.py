@@ -18,11 +18,16 @@ NARROWEST = 60
 
 
 class Column(NamedTuple):
-    """A column of a table; those of higher `keep` are dropped first in a narrow terminal."""
+    """A column of a table.
+
+    Those of higher `keep` are dropped first in a narrow terminal. A text wraps to `wrap`
+    characters before anything is dropped; 0: it is not wrapped for that.
+    """
 
     title: str
     right: bool = True
     keep: int = 0
+    wrap: int = 0
 
 
 def console() -> Console:
@@ -77,6 +82,8 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, width: in
     cells = [[cell(value) for value in row] for row in rows]
     sizes = [max([len(column.title)] + [len(row[i]) for row in cells])
              for i, column in enumerate(columns)]
+    sizes = [min(size, columns[i].wrap) if columns[i].wrap else size
+             for i, size in enumerate(sizes)]
     shown = [i for i in range(len(columns)) if any(len(row[i]) for row in cells) or not cells]
     while len(shown) > 2 and sum(sizes[i] + 2 for i in shown) > width:
         worst = max(shown, key=lambda i: (columns[i].keep, i))
@@ -99,4 +106,5 @@ def duration(seconds: float) -> str:
         return "0"
     if abs(seconds) < 0.1:
         return f"{seconds * 1e3:.2f} ms"
-    return f"{seconds:.3f} s" if abs(seconds) < 100 else f"{seconds:,.0f} s"
+    digits = 3 if abs(seconds) < 100 else 1 if abs(seconds) < 10_000 else 0
+    return f"{seconds:,.{digits}f} s"

@@ -13,6 +13,9 @@ from autotune.report.digest import VERDICT_TEXT, binding, bounds, layout_text, r
 
 Data = Mapping[str, Any]
 SIZES = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "mbs")
+SHOWN = {*SIZES, "num_microbatches", "recompute", "recompute_layers", "first_stage_layers",
+         "last_stage_layers", "microbatch_group_size", "schedule", "overlap_p2p"}
+"""Fields that have a column, and those that mostly follow from them."""
 MARK = {"fits": "", "marginal": " ?", "does_not_fit": " !"}
 
 
@@ -26,8 +29,8 @@ def _limit_gib(data: Data) -> float:
 def difference(best: Data, other: Data) -> str:
     """Say in which fields a runner-up differs from the best."""
     one, two = best["strategy"], other["strategy"]
-    names = [n for n in two if n not in ("dp", "num_microbatches") and two[n] != one.get(n)
-             and n not in SIZES]
+    # The split's own layer counts follow from the sizes where it is even.
+    names = [n for n in two if n not in SHOWN and two[n] != one.get(n)]
     return ", ".join(f"{n}={_short(two[n])}" for n in names[:3]) + (" ..." if len(names) > 3
                                                                       else "")
 
@@ -49,13 +52,16 @@ def _ranked(out: Console, data: Data) -> None:
     limit = _limit_gib(data)
     sizes = _size_columns(ranked)
     best = ranked[0]
-    columns = [Column("#"), *(Column(name) for name in sizes),
-               Column("recompute", right=False, keep=2),
+    # A size that all share stands in the line on the best: it may go first.
+    same = {name: len({p["strategy"].get(name, 1) for p in ranked}) == 1 for name in sizes}
+    columns = [Column("#"), *(Column(name, keep=3 if same[name] else 0) for name in sizes),
+               Column("recompute", right=False, keep=1, wrap=12),
                Column("peak GiB", keep=4), Column(f"device of {limit:.1f}"),
                Column("fullest", right=False, keep=5),
-               Column("step"), Column("tok/s/GPU"), Column("MFU", keep=1),
-               Column("to best", keep=1), Column("bound by", right=False, keep=3),
-               Column("also differs in", right=False, keep=6)]
+               Column("step"), Column("tok/s/GPU"), Column("MFU", keep=2),
+               Column("to best", keep=1),
+               Column("also differs in", right=False, keep=1, wrap=22),
+               Column("bound by", right=False, keep=4, wrap=22)]
     rows = []
     for p in ranked:
         s, full, verdict = p["strategy"], binding(p), p["verdict"]
@@ -65,12 +71,23 @@ def _ranked(out: Console, data: Data) -> None:
         rows.append([p["rank"], *(s.get(name, 1) for name in sizes), recompute_text(s),
                      f"{p['peak_memory_gib']:.1f}", device, f"s{full.stage} {full.part}",
                      duration(p["step_time_s"]), f"{p['tokens_per_s_per_gpu']:,.0f}",
-                     f"{p['mfu']:.1%}", "best" if p is best else f"{slower:+.1%}", bounds(p),
-                     difference(best, p)])
+                     f"{p['mfu']:.1%}", "best" if p is best else f"{slower:+.1%}",
+                     difference(best, p), bounds(p)])
     show(out, columns, rows)
     if any(p["verdict"] == "marginal" for p in ranked):
         out.print(cell("? marginal: fragmentation, workspaces or imbalance decide whether it "
                        "fits (--no-marginal leaves these out)"))
+
+
+def _best(out: Console, best: Data, limit_gib: float) -> None:
+    strategy, full = best["strategy"], binding(best)
+    out.print(cell(f"best       {layout_text(strategy)}, recompute {recompute_text(strategy)}"))
+    out.print(cell(f"memory     {VERDICT_TEXT[best['verdict']]}: {best['device_memory_gib']:.1f} "
+                   f"of {limit_gib:.1f} GiB in use, tensors {best['peak_memory_gib']:.1f}; most "
+                   f"on stage {full.stage}, by {full.part}"))
+    out.print(cell(f"speed      {duration(best['step_time_s'])} a step, "
+                   f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, MFU {best['mfu']:.1%}; "
+                   f"{bounds(best)}"))
 
 
 def _totals(out: Console, data: Data) -> None:
@@ -111,8 +128,7 @@ def print_search(data: Data) -> None:
     out.print(cell(f"{model} on {first['gpus']} x {system}, by {objective}: gbs {first['gbs']}, "
                    f"seq_len {first['seq_len']}, {first['precision']}, {first['framework']} "
                    f"{first['framework_version']}"))
-    out.print(cell(f"best       {layout_text(first)}, recompute {recompute_text(first)}: "
-                   f"{VERDICT_TEXT[ranked[0]['verdict']]}"))
+    _best(out, ranked[0], _limit_gib(data))
     out.print()
     _ranked(out, data)
     _totals(out, data)

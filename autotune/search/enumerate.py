@@ -203,7 +203,8 @@ class Enumerator:
         A rule is asked once for each combination of what it depends on: far fewer than rows.
         """
         rules = self._rules[level]
-        names = [n for n in self._depends(rules) if n in self.grid.fields]
+        here = {f for axis in self.grid.axes[:level] for f in axis.fields}
+        names = [n for n in self._depends(rules) if n in here]
         memo: dict[tuple[float, ...], int] = {}
         for block in stream:
             if not rules:

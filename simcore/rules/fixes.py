@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from simcore.batch import Batch, Column
+from simcore.batch import Batch, Column, as_column
 from simcore.errors import Issue
 from simcore.inputs.codec import Value, decode, encode
 from simcore.inputs.fields import FIELD, FIELD_NAMES, FRAMEWORKS, UNSET, Kind
@@ -198,7 +198,7 @@ def _variants(context: Context, changes: list[Change]) -> Batch:
     for name in FIELD_NAMES:
         codes = [encode(FIELD[name], change[name], texts) if name in change
                  else base.columns[name][0] for change in changes]
-        columns[name] = np.array(codes, base.columns[name].dtype)
+        columns[name] = as_column(codes, base.columns[name].dtype)
     batch = Batch.from_columns(columns, texts=texts, size=size)
     return resolve(context.model, context.system, batch)
 
@@ -208,7 +208,7 @@ def _loosened(context: Context) -> Batch:
     batch = context.batch
     groups = [*_TOGETHER, *((n,) for n in FIELD_NAMES
                             if not any(n in group for group in _TOGETHER))]
-    columns: dict[str, Column] = {name: np.repeat(column[:1], len(groups))
+    columns: dict[str, Column] = {name: as_column(np.repeat(column[:1], len(groups)), column.dtype)
                                   for name, column in batch.columns.items()}
     for k, group in enumerate(groups):
         for name in group:

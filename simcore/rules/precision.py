@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simcore.inputs.fields import FIELD, FRAMEWORKS, PRECISIONS, code
+from simcore.inputs.fields import FIELD, FRAMEWORKS, PRECISIONS
 from simcore.resolve import is_fp8
 from simcore.rules.base import Context, Rule, constant, mask, words
 from simcore.rules.fixes import make_rule
@@ -178,9 +178,8 @@ def _state_rule(name: str) -> Rule:
 
 
 def _grads_in_fp16(c: Context) -> BoolArray:
-    half = code("grad_dtype", "fp16")
-    bad: BoolArray = (c["grad_dtype"] == half) & ~c.any_of("precision", "fp16")
-    return mask(bad | ((c["grad_dtype"] == code("grad_dtype", "bf16")) & c.any_of("precision", "fp16")))
+    half = c.any_of("precision", "fp16")
+    return mask((c.any_of("grad_dtype", "fp16") & ~half) | (c.any_of("grad_dtype", "bf16") & half))
 
 
 def _fp32_grads(c: Context) -> BoolArray:

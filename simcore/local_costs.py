@@ -1,0 +1,166 @@
+"""Everything that the distinct local combinations of a batch cost, evaluated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from simcore.activations import Saved, head_saved, layer_saved, mtp_saved
+from simcore.batch import Batch
+from simcore.inputs.fields import FIELD, Kind
+from simcore.inputs.model import ModelSpec
+from simcore.inputs.system import SystemSpec
+from simcore.layer_costs import Times, embedding_times, head_times, layer_times, mtp_times
+from simcore.local import LOCAL_FIELDS, Local
+from simcore.parameters import (
+    RankParameters,
+    embedding_parameters,
+    final_norm_parameters,
+    head_parameters,
+    layer_parameters,
+    mtp_parameters,
+    weight_shapes,
+)
+from simcore.resolve import profile_codes
+from simcore.typing import BoolArray, FloatArray
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Time, memory and parameters of one kind of layer, arrays of shape (u,)."""
+
+    times: Times
+    saved: Saved
+    parameters: RankParameters
+    matrices: RankParameters
+    """Parameters in matrices, which have fp8 copies."""
+
+
+@dataclass(frozen=True)
+class LocalCosts:
+    """Costs of the u combinations of a `Local`."""
+
+    local: Local
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model."""
+        return self.local.model
+
+    @cached_property
+    def layer_costs(self) -> tuple[LayerCost, ...]:
+        """Costs of every kind of layer."""
+        costs = []
+        for kind in self.model.kinds:
+            degrees = {"tp": self.local.tp, "ep": self.local.real("ep"),
+                       "etp": self.local.real("etp")}
+            shapes = weight_shapes(self.model, kind, **degrees)
+            experts = 0.0
+            if self.model.moe is not None:
+                experts = self.model.moe.num_experts / degrees["ep"]
+            zero = np.zeros(len(self.local.batch))
+            matrices = RankParameters(
+                sum((w.outputs * w.inputs for w in shapes if not w.is_expert), zero),
+                sum((w.outputs * w.inputs * experts for w in shapes if w.is_expert), zero))
+            costs.append(LayerCost(layer_times(self.local, kind), layer_saved(self.local, kind),
+                                   layer_parameters(self.model, kind, **degrees), matrices))
+        return tuple(costs)
+
+    @cached_property
+    def embedding(self) -> Times:
+        """Times of the embedding, (u,)."""
+        return embedding_times(self.local)
+
+    @cached_property
+    def head(self) -> Times:
+        """Times of the head, (u,)."""
+        return head_times(self.local)
+
+    @cached_property
+    def mtp_layer(self) -> Times:
+        """Times of one MTP layer, (u,)."""
+        return mtp_times(self.local)
+
+    @cached_property
+    def head_memory(self) -> tuple[FloatArray, FloatArray]:
+        """Kept by the head, and beside it, (u,) [B]."""
+        return head_saved(self.local)
+
+    @cached_property
+    def mtp_memory(self) -> FloatArray:
+        """Kept by an MTP layer's own parts, (u,) [B]."""
+        return mtp_saved(self.local)
+
+    @cached_property
+    def end_parameters(self) -> tuple[FloatArray, FloatArray, RankParameters]:
+        """Parameters of embedding, of head and final norm, and of one MTP layer, (u,)."""
+        tp = self.local.tp
+        head = head_parameters(self.model, tp=tp) + final_norm_parameters(self.model)
+        mtp = mtp_parameters(self.model, tp=tp, ep=self.local.real("ep"),
+                             etp=self.local.real("etp"))
+        return embedding_parameters(self.model, tp=tp), head, mtp
+
+    @cached_property
+    def dummy_gradients_bytes(self) -> tuple[FloatArray, FloatArray]:
+        """bf16 dummy gradients of layers, and the head's where its shape is new, (u,) [B].
+
+        Transformer Engine keeps one buffer for each distinct (out, in) shape
+        (``pytorch/module/base.py``, `get_dummy_wgrad`).
+        """
+        fused = self.local.on("grad_accumulation_fusion")
+        dense = fused & (self.local.software("dummy_weight_gradients") > 0)
+        grouped = dense & (self.local.software("grouped_dummy_gradients") > 0)
+        seen: list[tuple[FloatArray, FloatArray, BoolArray]] = []
+        total = np.zeros(len(self.local.batch))
+        for kind in self.model.kinds:
+            for weight in weight_shapes(self.model, kind, tp=self.local.tp,
+                                        ep=self.local.real("ep"), etp=self.local.real("etp")):
+                kept = grouped if weight.is_expert else dense
+                if weight.name == "router":
+                    continue
+                total = total + 2.0 * weight.outputs * weight.inputs * _is_new(
+                    seen, weight.outputs, weight.inputs, kept)
+        outputs = self.local.vocab / self.local.tp
+        inputs = np.full_like(outputs, self.model.hidden_size)
+        return total, 2.0 * outputs * inputs * _is_new(seen, outputs, inputs, dense)
+
+
+def _is_new(seen: list[tuple[FloatArray, FloatArray, BoolArray]], outputs: FloatArray,
+            inputs: FloatArray, kept: BoolArray) -> FloatArray:
+    """1 where a shape has not been seen; remembers it where its buffer is kept."""
+    new = kept.copy()
+    for other_outputs, other_inputs, other_kept in seen:
+        new &= ~(other_kept & (other_outputs == outputs) & (other_inputs == inputs))
+    seen.append((outputs, inputs, kept))
+    return new.astype(np.float64)
+
+
+def local_costs(model: ModelSpec, system: SystemSpec, distinct: Batch) -> LocalCosts:
+    """Return the costs of distinct local combinations, remembered from call to call.
+
+    Neighbouring chunks of a search, and strategies that differ in their pipeline only, share
+    them.
+
+    Parameters
+    ----------
+    model, system : ModelSpec, SystemSpec
+    distinct : Batch
+        Resolved, u rows; only `LOCAL_FIELDS` are read.
+    """
+    rows = np.empty((len(LOCAL_FIELDS), len(distinct)))
+    for i, name in enumerate(LOCAL_FIELDS):
+        rows[i] = distinct.columns[name]
+    return _remembered(model, system, rows.tobytes(), len(distinct), distinct.texts)
+
+
+@lru_cache(maxsize=32)
+def _remembered(model: ModelSpec, system: SystemSpec, rows: bytes, size: int,
+                texts: tuple[str, ...]) -> LocalCosts:
+    table = np.frombuffer(rows).reshape(len(LOCAL_FIELDS), size)
+    columns = {name: table[i] if FIELD[name].kind is Kind.FLOAT else table[i].astype(np.int64)
+               for i, name in enumerate(LOCAL_FIELDS)}
+    batch = Batch.from_columns(columns, texts=texts, size=size)
+    profiles, profile_index = profile_codes(batch)
+    return LocalCosts(Local(model, system, batch, profiles, profile_index))
