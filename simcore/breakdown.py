@@ -39,7 +39,7 @@ def _class_terms(timing: Timing, c: int) -> dict[str, FloatArray]:
     frame, tables = timing.frame, timing.frame.tables
     m = frame.microbatches
     counts = frame.stage(tables.layers, c)
-    whole = frame.recomputed_layers(c).sum(axis=1)
+    whole = frame.whole_layers(c)
     ends = timing.classes[c][2]
     total = {term: np.zeros(len(frame)) for term in Term}
     again = np.zeros(len(frame))
@@ -91,7 +91,7 @@ def recomputed_flops(frame: Frame) -> FloatArray:
         share = _selective_flops(frame, k)
         for c in range(tables.num_classes):
             ranks = frame.stage(tables.num_ranks, c)
-            whole = frame.recomputed_layers(c).sum(axis=1)[:, k]
+            whole = frame.whole_layers(c)[:, k]
             total = total + ranks * (whole * frame.spread(forward) + frame.stage(
                 tables.layers, c)[:, k] * frame.spread(share))
     width = (batch["gpus"] // np.maximum(batch["pp"], 1)).astype(np.float64)

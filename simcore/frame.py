@@ -181,6 +181,23 @@ class Frame:
                 low_expert = low_expert + layers[:, k] * self.spread(cost.matrices.expert)
         return ClassParameters(dense, expert, low_dense, low_expert)
 
+    def dummy_gradients_bytes(self, c: int) -> FloatArray:
+        """Dummy weight gradients of the layers and the head on the ranks of class c, (n,) [B]."""
+        tables = self.tables
+        bits = 1 << np.arange(len(self.model.kinds))
+        # A layer of multi-token prediction is one of the last kind.
+        held = ((tables.layers[:, c] > 0) * bits).sum(axis=1) | np.where(
+            tables.mtp[:, c], bits[self.model.layers[-1]], 0)
+        has_head, total = self.stage(tables.has_head, c), np.zeros(len(self))
+        patterns = np.unique(held).tolist()
+        for kinds in patterns:
+            layers, head = self.costs.dummy_gradients_bytes(kinds)
+            found = self.spread(layers) + has_head * self.spread(head)
+            if len(patterns) == 1:
+                return found
+            total = np.where(held[self.layout_index] == kinds, found, total)
+        return total
+
     @cached_property
     def is_fsdp(self) -> BoolArray:
         """Where the framework keeps fp32 shards and gathers bf16 layers, (n,)."""
@@ -218,7 +235,22 @@ class Frame:
 
     def recomputed_layers(self, c: int) -> FloatArray:
         """Layers of class c's chunks that are recomputed whole, shape (n, V, K)."""
-        rows = np.arange(len(self))
+        return self._recomputed[c]
+
+    @cached_property
+    def _recomputed(self) -> tuple[FloatArray, ...]:
+        classes = range(self.tables.num_classes)
         if not np.any(self.recomputed_depth):
-            return np.zeros((len(self), *self.tables.chunk_layers.shape[2:]))
-        return self.tables.first_layers[self.layout_index[rows], c, :, self.recomputed_depth]
+            nothing = np.broadcast_to(0.0, (len(self), *self.tables.chunk_layers.shape[2:]))
+            return tuple(nothing for _ in classes)
+        return tuple(self.tables.first_layers[self.layout_index, c, :, self.recomputed_depth]
+                     for c in classes)
+
+    def whole_layers(self, c: int) -> FloatArray:
+        """The same of all chunks together, shape (n, K)."""
+        return self._whole[c]
+
+    @cached_property
+    def _whole(self) -> tuple[FloatArray, ...]:
+        return tuple(chunks.sum(axis=1) if chunks.strides[0] else chunks[:, 0]
+                     for chunks in self._recomputed)

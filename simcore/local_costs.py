@@ -103,18 +103,33 @@ class LocalCosts:
         return embedding_parameters(self.model, tp=tp), head, mtp
 
     @cached_property
-    def dummy_gradients_bytes(self) -> tuple[FloatArray, FloatArray]:
+    def _dummies(self) -> dict[int, tuple[FloatArray, FloatArray]]:
+        return {}
+
+    def dummy_gradients_bytes(self, kinds: int) -> tuple[FloatArray, FloatArray]:
         """bf16 dummy gradients of layers, and the head's where its shape is new, (u,) [B].
 
-        Transformer Engine keeps one buffer for each distinct (out, in) shape
+        Transformer Engine keeps one buffer for each distinct (out, in) shape that a rank has
         (``pytorch/module/base.py``, `get_dummy_wgrad`).
+
+        Parameters
+        ----------
+        kinds : int
+            Bit mask of the kinds of layers on the rank.
         """
+        if kinds not in self._dummies:
+            self._dummies[kinds] = self._find_dummies(kinds)
+        return self._dummies[kinds]
+
+    def _find_dummies(self, kinds: int) -> tuple[FloatArray, FloatArray]:
         fused = self.local.on("grad_accumulation_fusion")
         dense = fused & (self.local.software("dummy_weight_gradients") > 0)
         grouped = dense & (self.local.software("grouped_dummy_gradients") > 0)
         seen: list[tuple[FloatArray, FloatArray, BoolArray]] = []
         total = np.zeros(len(self.local.batch))
-        for kind in self.model.kinds:
+        for index, kind in enumerate(self.model.kinds):
+            if not kinds >> index & 1:
+                continue
             for weight in weight_shapes(self.model, kind, tp=self.local.tp,
                                         ep=self.local.real("ep"), etp=self.local.real("etp")):
                 kept = grouped if weight.is_expert else dense

@@ -89,12 +89,11 @@ def _fixed(frame: Frame, c: int) -> FloatArray:
     if frame.model.is_moe:
         workspace *= 1.0 + GROUPED_GEMM_STREAMS
     has_head = frame.stage(frame.tables.has_head, c)
-    layers, head = frame.costs.dummy_gradients_bytes
     local = frame.local
     gather = np.where(local.on("sp"), local.bytes_per_value * frame.model.hidden_size
                       * local.tokens, 0.0)
-    return workspace + frame.spread(layers) + has_head * (
-        frame.spread(head + gather) + CUBLAS_HEAD_BYTES)
+    return workspace + frame.dummy_gradients_bytes(c) + has_head * (
+        frame.spread(gather) + CUBLAS_HEAD_BYTES)
 
 
 def _gathered(frame: Frame, c: int) -> FloatArray:
@@ -195,7 +194,7 @@ def _moments(frame: Frame, c: int, kept: FloatArray,
     backward, recompute = np.zeros(len(frame)), np.zeros(len(frame))
     unit = np.where(frame.batch["recompute_method"] == code("recompute_method", "uniform"),
                     np.maximum(frame.batch["recompute_unit_layers"], 1), 1)
-    whole = frame.recomputed_layers(c).sum(axis=1)
+    whole = frame.whole_layers(c)
     for k, cost in enumerate(frame.layer_costs):
         present = layers[:, k] > 0
         saved = cost.saved
@@ -207,12 +206,17 @@ def _moments(frame: Frame, c: int, kept: FloatArray,
     local = frame.local
     boundary = frame.spread(local.bytes_per_value * frame.model.hidden_size
                             * local.tokens_sharded)
-    # A stage after the first also holds the gradient that it sent last.
+    # A stage after the first also holds the gradient that it sent last, and one before the last
+    # the gradient that it received for the micro-batch before: variables of the schedule's loop
+    # (``pipeline_parallel/schedules.py``), alive while the next forward runs.
     later = (frame.stage(frame.tables.first_rank, c) > 0) * boundary
+    steady = (frame.batch["vpp"] == 1) & (frame.microbatches > in_flight)
+    before_last = frame.stage(frame.tables.last_rank, c) < frame.batch["pp"] - 1
+    received = (steady & before_last) * boundary
     kept_head, beside_head = frame.costs.head_memory
     has_head = frame.stage(frame.tables.has_head, c)
     head = np.where(has_head > 0, frame.spread(kept_head + beside_head), 0.0)
-    return forward + later, backward + later, head + later * (head > 0), recompute + later
+    return forward + later + received, backward + later, head + later * (head > 0), recompute + later
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Timing:
         """Forward and backward of a micro-batch through all chunks of a rank, (n,) [s]."""
         frame, tables = self.frame, self.frame.tables
         counts = frame.stage(tables.layers, c)
-        whole = frame.recomputed_layers(c).sum(axis=1)
+        whole = frame.whole_layers(c)
         forward, backward = np.zeros(len(frame)), np.zeros(len(frame))
         for k, part in enumerate(self.layers):
             forward = forward + counts[:, k] * part.forward

@@ -22,6 +22,7 @@ SHOWN, SHOWN_OF_MANY = 8, 4
 ALTERNATIVES = 2
 """Fields whose change a message offers at most."""
 _DEGREES = tuple(sorted({*range(1, 129), *(2**k for k in range(13))}))
+_SHARES = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _SPLIT = ("first_stage_layers", "last_stage_layers", "pp_layout")
 _TOGETHER = (_SPLIT, ("recompute_layers", "recompute_method"))
 Change = dict[str, Value | None]
@@ -132,7 +133,7 @@ def _changes(context: Context, name: str) -> list[Change]:
             values = [p.version for p in load_framework(
                 FRAMEWORKS[context.number("framework", 0)]).profiles]
         case Kind.FLOAT:
-            values = [0.0, 1.0, 1.25, 1.5, 2.0]
+            values = [v for v in _SHARES if field.minimum <= v <= field.maximum]
         case _:
             values = [v for v in _whole_numbers(context, name)
                       if field.minimum <= v <= field.maximum]
@@ -181,12 +182,16 @@ def _splits(context: Context) -> list[Change]:
     pairs: list[tuple[int, int]] = []
     for window in (2 * vpp, layers):
         pairs = pairs or split_choices(layers, pp, vpp, window)[:6]
-    changes: list[Change] = [{"first_stage_layers": a, "last_stage_layers": b,
-                              "pp_layout": None} for a, b in pairs]
-    free: Change = dict.fromkeys(_SPLIT)
     if pp == 1 and vpp == 1:
-        return [{**free, "first_stage_layers": layers, "last_stage_layers": layers}]
-    return [*changes, {**free, "pp_layout": "auto"}]
+        pairs = [(layers, layers)]
+    explicit = context.value("pp_layout", 0) != "none"
+    changes: list[Change] = [
+        {"first_stage_layers": a, "last_stage_layers": b, "pp_layout": "none" if explicit else None}
+        for a, b in pairs]
+    auto: list[Change] = [{"pp_layout": "auto"}, {**dict.fromkeys(_SPLIT), "pp_layout": "none"}]
+    if explicit:
+        return [*auto, *changes]
+    return [*changes, {**dict.fromkeys(_SPLIT), "pp_layout": "auto"}]
 
 
 def _variants(context: Context, changes: list[Change]) -> Batch:

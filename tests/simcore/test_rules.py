@@ -39,7 +39,8 @@ CASES: dict[str, tuple[str, str, dict, dict]] = {
                                      {"cp": 4, "cp_comm": "a2a"}),
     "ep_needs_experts": (D, H, {"ep": 2}, {"ep": 1}),
     "etp_needs_experts": (D, H, {"etp": 2}, {"etp": 1}),
-    "heads_divide_by_tp": ("gpt2-xl", H, {"tp": 2}, {"tp": 5, "gpus": 40}),
+    "heads_divide_by_tp": ("gpt2-xl", H, {"tp": 2},
+                           {"tp": 5, "gpus": 40, "sp": False}),
     "query_groups_and_tp": (D, H, {"tp": 16, "framework_version": "0.15"}, {"tp": 16}),
     "linear_heads_divide": (NEXT, H, {"tp": 4, "cp": 8}, {"tp": 4, "cp": 4}),
     "ffn_divides_by_tp": (D, H, {"tp": 5, "gpus": 40}, {"tp": 4}),
@@ -336,7 +337,7 @@ def test_full_stands_alone_in_a_batch_too() -> None:
 
 
 def test_tally_counts_each_refused_row_once() -> None:
-    rows = [Strategy(gpus=64, tp=3), Strategy(gpus=64, tp=8), Strategy(gpus=60, tp=8, gbs=7)]
+    rows = [Strategy(gpus=64, tp=3), Strategy(gpus=64, tp=8), Strategy(gpus=60, tp=8, gbs=8)]
     batch = resolve(model_of(D), load_system(H), Batch.from_strategies(rows))
     report = check(model_of(D), load_system(H), batch)
     assert report.ok.tolist() == [False, True, False]
