@@ -54,9 +54,9 @@ Compare predictions with measured runs.
 Every row of each table is predicted, or skipped with a reason. Reports the error of step time
 and peak memory, out-of-memory verdicts, and how well the ranking picks the fastest run. Without
 a table it uses the published runs that ship with the program."""),
-    ("models", "autotune.commands.models", options.catalogue_parameters, """\
+    ("models", "autotune.commands.models", options.models_parameters, """\
 List the built-in models, or show one with its figures and their source."""),
-    ("systems", "autotune.commands.systems", options.catalogue_parameters, """\
+    ("systems", "autotune.commands.systems", options.systems_parameters, """\
 List the built-in systems, or show one with its figures and their sources."""),
 )
 
@@ -92,7 +92,8 @@ def _command(module: str, parameters: list[Parameter], text: str) -> Callable[..
         run: Handler = import_module(module).run
         raise typer.Exit(run(values))
 
-    command.__doc__ = text
+    # The terminal breaks the lines, not the source.
+    command.__doc__ = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return command
 
@@ -104,6 +105,5 @@ def build() -> typer.Typer:
                       context_settings={"help_option_names": ["-h", "--help"]})
     app.callback(epilog=EPILOG)(_root)
     for name, module, parameters, text in COMMANDS:
-        app.command(name, no_args_is_help=name in ("search", "predict", "check"))(
-            _command(module, parameters(), text))
+        app.command(name)(_command(module, parameters(), text))
     return app

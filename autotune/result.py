@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotune.search.axes import Grid
+from autotune.search.enumerate import Tally, domain
 from autotune.search.exact import Outcome
 from autotune.search.pool import Simulated
 from autotune.search.problem import Problem
@@ -116,8 +117,6 @@ class SearchResult:
         that fit.
     rejected : mapping of str to int
         Candidates by the rule they break, and by why legal ones were dropped.
-    examples : mapping of str to str
-        A message for each rule.
     exact : bool
         Whether no legal candidate can be better than what is ranked.
     wall_s : float
@@ -125,6 +124,8 @@ class SearchResult:
     pareto, cells : tuple of Entry
         Best trade-offs of the goals (of speed and memory where one goal is given), and the
         best of every (tp, pp, ep).
+    entries : tuple of Entry
+        All that were kept, best first.
     recorded : object
         The sampler's own study.
     """
@@ -137,13 +138,13 @@ class SearchResult:
     simulated: int
     feasible: int
     rejected: Mapping[str, int]
-    examples: Mapping[str, str]
     exact: bool
     wall_s: float
     ranked: tuple[Ranked, ...]
     pareto: tuple[Entry, ...]
     cells: tuple[Entry, ...]
     entries: tuple[Entry, ...] = ()
+    tally: Tally = field(default_factory=Tally, repr=False, compare=False)
     recorded: object = field(default=None, repr=False, compare=False)
 
     @property
@@ -164,6 +165,11 @@ class SearchResult:
             "rejected": dict(self.rejected), "exact": self.exact, "wall_s": self.wall_s,
             "ranked": [r.to_dict() for r in self.ranked],
         }
+
+    @cached_property
+    def examples(self) -> dict[str, str]:
+        """A message for each rule that refused something."""
+        return {name: str(example()) for name, example in self.tally.examples.items()}
 
     @cached_property
     def columns(self) -> dict[str, FloatArray]:
@@ -203,8 +209,8 @@ def build_result(problem: Problem, grid: Grid, outcome: Outcome, *, method: str,
         problem=problem, method=method, space=_space(problem, grid), candidates=candidates,
         evaluated=outcome.counts.bounded, simulated=outcome.counts.simulated,
         feasible=outcome.counts.feasible, rejected=rejected,
-        examples={k: str(v) for k, v in outcome.tally.examples.items()}, exact=exact,
-        wall_s=wall_s, ranked=rank(pareto if several else entries, problem.top), pareto=pareto,
+        tally=outcome.tally, exact=exact, wall_s=wall_s,
+        ranked=rank(pareto if several else entries, problem.top), pareto=pareto,
         cells=cells, entries=entries, recorded=study)
 
 
@@ -246,7 +252,6 @@ def _differences(first: Entry,
 
 def _space(problem: Problem, grid: Grid) -> dict[str, tuple[Value | None, ...]]:
     """Values of every field of the space, fixed ones too."""
-    from autotune.search.enumerate import domain
     values = domain(grid)
     found = {name: tuple(decode(FIELD[name], c, grid.texts) for c in codes)
              for name, codes in values.items()}

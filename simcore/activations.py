@@ -78,15 +78,20 @@ def attention_parts(local: Local, kind: LayerKind) -> Parts:
         qk = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         latent = mla.q_lora_rank + mla.kv_lora_rank
         # Compressed queries and keys before and after their norms; the rotary part of the keys.
+        statistics = norm_statistics_bytes(model.normalization) * shard
         parts["attn"] = (size + local.gemm_input_bytes) * shard * latent + (
-            size * shard * mla.qk_rope_head_dim)
+            size * shard * mla.qk_rope_head_dim) + (
+            statistics * (2.0 if mla.q_lora_rank else 1.0))
         parts["mla_up_proj"] = size * tokens * heads * (2 * qk + mla.v_head_dim)
         output_width, head_width = heads * mla.v_head_dim, heads * (2 * qk + mla.v_head_dim)
     else:
         query, key_value = query_width(local) / local.tp, key_value_width(local)
         parts["attn"] = size * tokens * (query + 2 * key_value)
         if model.qk_norm or model.qk_norm_full:
-            parts["attn"] = parts["attn"] + size * tokens * (query + key_value)
+            # Their norms' inputs and statistics, which are one a head or one a token.
+            each = 2.0 if model.qk_norm_full else (query + key_value) / model.head_dim
+            parts["attn"] = parts["attn"] + size * tokens * (query + key_value) + (
+                norm_statistics_bytes(model.normalization) * tokens * each)
         if model.attention_output_gate:
             parts["attn"] = parts["attn"] + 2 * size * tokens * query
         output_width, head_width = query, query + 2 * key_value
@@ -190,7 +195,7 @@ def _moe_parts(local: Local) -> Parts:
 FREED_BY = {
     "core_attn": ("core_attn",),
     "mlp": ("mlp",),
-    "layernorm": ("layernorm",),
+    "layernorm": ("layernorm", "norm_statistics"),
     "moe": ("router", "permute", "experts", "moe_act", "shared_experts"),
     "moe_act": ("moe_act",),
     "mla_up_proj": ("mla_up_proj",),
@@ -217,6 +222,10 @@ def layer_saved(local: Local, kind: LayerKind) -> Saved:
                         for p in ("mlp", "layernorm", "experts", "moe_act", "shared_experts")),
                        zero)
         gone = gone + selective * SELECTIVE_OP_SHARE * products
+    if local.model.mla is not None:
+        # The checkpoint keeps its inputs; of these the rotary keys have just been gathered.
+        gathered = local.bytes_per_value * local.tokens * local.model.mla.qk_rope_head_dim
+        gone = gone - gathered * (local.recomputes("mla_up_proj") & local.on("sp"))
     boundary = local.bytes_per_value * local.model.hidden_size * local.tokens_sharded
     rebuilt = _rebuilt_in_backward(local, kind, halves, freed)
     backward, forward = _beside(local, kind)

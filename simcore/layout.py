@@ -21,8 +21,6 @@ Megatron-Core 0.19, ``transformer_config.py`` (``__post_init__``, "Uneven PP"),
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,14 +29,22 @@ import numpy as np
 from simcore.batch import Batch
 from simcore.inputs.fields import UNSET
 from simcore.inputs.model import ModelSpec
+from simcore.layout_notation import (
+    is_numeric,
+    layout_text,
+    mtp_problem,
+    num_chunks,
+    stages_of,
+)
 from simcore.typing import BoolArray, FloatArray, IntArray
 
+__all__ = ["LAYOUT_FIELDS", "NO_SPLIT", "PipelineLayout", "balanced", "default_ends",
+           "end_layers", "layout_text", "layouts", "num_chunks", "parse_layout",
+           "split_choices", "split_counts", "split_is_legal"]
 NO_SPLIT = -2
 """Stands in first_stage_layers and last_stage_layers where no split follows; never legal."""
 LAYOUT_FIELDS = ("pp", "vpp", "first_stage_layers", "last_stage_layers", "pp_layout", "mtp")
 """What the place of the layers depends on."""
-_MAX_PARTS = 100_000
-_NUMBERS = re.compile(r"\d{1,6}m?(\|\d{1,6}m?)*\Z")
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,6 @@ class PipelineLayout:
         """Canonical notation, such as ``4|4|4|1m``; m marks the chunk with the MTP layers."""
         return layout_text([len(chunk) for chunk in self.chunks],
                            self.mtp_chunk if self.has_mtp else None)
-
-
-def layout_text(counts: Iterable[int], mtp_chunk: int | None) -> str:
-    """Write a layout canonically; `mtp_chunk` is None where there are no MTP layers."""
-    return "|".join(f"{n}m" if i == mtp_chunk else str(n) for i, n in enumerate(counts))
 
 
 def layouts(model: ModelSpec, batch: Batch) -> tuple[tuple[PipelineLayout | None, ...], IntArray]:
@@ -202,7 +203,7 @@ def default_ends(num_layers: int, pp: IntArray, vpp: IntArray, mtp: IntArray, fi
     plain = ~even & ((num_layers + 2) % chunks == 0)
     units = num_layers + 2 + mtp
     share = units // chunks
-    with_mtp = ~even & ~plain & (units % chunks == 0) & (share > mtp) & (mtp > 0)
+    with_mtp = ~even & ~plain & (units % chunks == 0) & (share >= mtp) & (mtp > 0)
     base = (num_layers + 2) // chunks * vpp - 1
     by_text = with_mtp & ((vpp > 1) | (share - 1 - mtp < 1))
     free_first = np.select([even, plain, with_mtp],
@@ -224,43 +225,55 @@ def default_ends(num_layers: int, pp: IntArray, vpp: IntArray, mtp: IntArray, fi
     return new_first, new_last, free & by_text & ~single
 
 
-def balanced_counts(num_layers: int, pp: int, vpp: int, mtp: int) -> tuple[int, ...] | None:
+def balanced(num_layers: int, pp: int, vpp: int,
+             mtp: int) -> tuple[tuple[int, ...], int] | None:
     """Most balanced split: embedding, loss and each MTP layer count as a layer.
 
     Returns
     -------
-    tuple of int or None
-        Decoder layers of every chunk; None where the layers are fewer than the chunks.
+    (counts, mtp_chunk) or None
+        Decoder layers of every chunk and the chunk of the MTP layers; None where the layers
+        are fewer than the chunks.
     """
     chunks = pp * vpp
     if chunks < 1 or (pp == 1 and vpp > 1):
         return None
+    end = chunks - 1
     if num_layers % chunks == 0:
-        return (num_layers // chunks,) * chunks
-    for tail in (1, 1 + mtp):
-        share, over = divmod(num_layers + 1 + tail, chunks)
-        if over == 0 and share >= tail:
-            return (share - 1, *(share,) * (chunks - 2), share - tail)
-    tail = 1 + mtp
-    share, over = divmod(num_layers + 1 + tail, chunks)
-    if share < 1:
-        return None
+        return (num_layers // chunks,) * chunks, end
+    share, over = divmod(num_layers + 2, chunks)
+    if over == 0 and share >= 1:
+        return (share - 1, *(share,) * (chunks - 2), share - 1), end
+    for chunk in (end, end - 1):
+        # MTP layers that would crowd the loss out of its chunk take the one before it.
+        counts = _spread(num_layers, pp, vpp, mtp, chunk)
+        if counts and (chunk == end or (counts[end] == 0 and chunk % pp)):
+            return counts, chunk
+    return None
+
+
+def _spread(num_layers: int, pp: int, vpp: int, mtp: int, chunk: int) -> tuple[int, ...] | None:
+    """Balance the layers around MTP layers in a given chunk; None where a chunk stays empty."""
+    chunks = pp * vpp
+    end = chunks - 1
+    share, over = divmod(num_layers + 2 + mtp, chunks)
     counts = [share] * chunks
     # The extra layers go to the inner ranks first: the first one holds the most micro-batches
     # in flight, the last one the logits.
-    order = [*range(pp - 2, 0, -1), pp - 1, 0][:pp] if pp > 1 else [0]
+    order = [*range(pp - 2, 0, -1), pp - 1, 0][:pp]
     places = [turn * pp + rank for turn in range(vpp) for rank in order]
     for i in places[:over]:
         counts[i] += 1
     counts[0] -= 1
-    counts[-1] -= tail
-    if counts[-1] < 0:
-        short, counts[-1] = -counts[-1], 0
-        for i in places:
-            if short and i != chunks - 1 and counts[i] > 0:
-                counts[i] -= 1
-                short -= 1
-    return tuple(counts) if sum(counts) == num_layers else None
+    counts[end] -= 1
+    counts[chunk] -= mtp
+    for i in {chunk, end}:
+        for j in places:
+            # What does not fit here makes room elsewhere.
+            if counts[i] < 0 and j not in (0, chunk, end) and counts[j] > 1:
+                counts[i], counts[j] = counts[i] + 1, counts[j] - 1
+    inner = [n for i, n in enumerate(counts) if i not in (0, chunk, end)]
+    return None if min(counts) < 0 or min(inner, default=1) < 1 else tuple(counts)
 
 
 def parse_layout(text: str, *, num_layers: int, pp: int, vpp: int,
@@ -280,10 +293,9 @@ def parse_layout(text: str, *, num_layers: int, pp: int, vpp: int,
         Decoder layers of every chunk and the chunk of the MTP layers, or what is wrong.
     """
     if text == "auto":
-        counts = balanced_counts(num_layers, pp, vpp, mtp)
-        return (counts, pp * vpp - 1) if counts else (
+        return balanced(num_layers, pp, vpp, mtp) or (
             f"has no split of {num_layers} layers into {pp * vpp} chunks")
-    stages = _stages(text)
+    stages = stages_of(text)
     if isinstance(stages, str):
         return stages
     counts, mtp_chunk = stages
@@ -291,8 +303,8 @@ def parse_layout(text: str, *, num_layers: int, pp: int, vpp: int,
         return f"must name pp*vpp chunks ({pp}*{vpp}), got {len(counts)}"
     if sum(counts) != num_layers:
         return f"must hold all {num_layers} layers, got {sum(counts)}"
-    if not _NUMBERS.match(text):
-        problem = _mtp_problem(text, mtp)
+    if not is_numeric(text):
+        problem = mtp_problem(text, mtp)
         if problem:
             return problem
     last = max((i for i, n in enumerate(counts) if n), default=0)
@@ -304,51 +316,6 @@ def parse_layout(text: str, *, num_layers: int, pp: int, vpp: int,
     if any(n == 0 and i not in (0, pp * vpp - 1, chunk) for i, n in enumerate(counts)):
         return "must not leave a chunk empty between the first and the last"
     return counts, chunk
-
-
-def num_chunks(text: str) -> int | None:
-    """Chunks that a layout names; None for ``none``, ``auto`` and what cannot be read."""
-    stages = None if text in ("none", "auto") else _stages(text)
-    return None if stages is None or isinstance(stages, str) else len(stages[0])
-
-
-def _mtp_problem(text: str, mtp: int) -> str:
-    given = sum(stage.count("m") for stage in _unrolled(text).split("|"))
-    return "" if given == mtp else f"must name every MTP layer ({mtp}), got {given} 'm'"
-
-
-@lru_cache(maxsize=1024)
-def _stages(text: str) -> tuple[tuple[int, ...], int | None] | str:
-    """Decoder layers of every chunk and the chunk marked m; or what is wrong."""
-    if _NUMBERS.match(text):
-        parts = text.split("|")
-        marked = [i for i, part in enumerate(parts) if part.endswith("m")]
-        if len(marked) > 1:
-            return "must mark one chunk with m"
-        return tuple(int(part.rstrip("m")) for part in parts), marked[0] if marked else None
-    flat = _unrolled(text)
-    if not flat or set(flat) - set("EtmL|"):
-        return ("must be layers of every chunk ('4|4|4|1m'), Megatron's letters E t m L "
-                f"('Et*4|(t*4|)*14tmL'), auto or none, got '{text[:60]}'")
-    stages = flat.split("|")
-    order = "".join(stages)
-    if not re.fullmatch(r"Et*m*L", order):
-        return "must begin with E, end with L, and name m behind all t"
-    marked = [i for i, stage in enumerate(stages) if "m" in stage]
-    if len(marked) > 1:
-        return "must place all MTP layers in one chunk"
-    return tuple(stage.count("t") for stage in stages), marked[0] if marked else None
-
-
-def _unrolled(text: str) -> str:
-    """Write out Megatron's multiplications; empty where the text is too long or nested."""
-    flat = text.replace(",", "").replace(" ", "")
-    for pattern in (r"\(([^()]+)\)\*(\d{1,5})", r"([A-Za-z|])\*(\d{1,5})"):
-        length = sum(len(m[1]) * int(m[2]) for m in re.finditer(pattern, flat))
-        if length > _MAX_PARTS:
-            return ""
-        flat = re.sub(pattern, lambda m: m[1] * int(m[2]), flat)
-    return flat
 
 
 def split_choices(num_layers: int, pp: int, vpp: int, window: int) -> list[tuple[int, int]]:

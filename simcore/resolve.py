@@ -65,18 +65,24 @@ class _Resolver:
     def fill(self, name: str, value: Column | BoolArray | float) -> None:
         """Give a field its default where it is unset."""
         column = self.columns[name]
-        missing = self.unset(name)
-        if not missing.any():
+        if not self.has_gaps(name):
             return
         new = as_column(value, column.dtype).reshape(-1)
-        if not missing.all():
-            new = as_column(np.where(missing, new, column), column.dtype)
+        if len(column) > 1:
+            new = as_column(np.where(column == UNSET, new, column), column.dtype)
         # What does not vary is stored once, which makes all that reads it cheaper.
-        self.columns[name] = new[:1] if (new == new[0]).all() else new
+        self.columns[name] = new[:1] if len(new) > 1 and (new == new[0]).all() else new
+
+    def has_gaps(self, name: str) -> bool:
+        """Tell whether a field is unset anywhere."""
+        column = self.columns[name]
+        if len(column) == 1:
+            return bool(column[0] == UNSET)
+        return bool((column == UNSET).any())
 
     def switch(self, name: str, able: BoolArray | bool, otherwise: float = 0) -> None:  # noqa: FBT001
         """Give a field its profile's default where its mechanism exists, else 0."""
-        if self.unset(name).any():
+        if self.has_gaps(name):
             default = self.by_profile(name, otherwise)
             self.fill(name, default * able if default.any() else 0)
 
@@ -154,7 +160,7 @@ def _parallelism(r: _Resolver) -> None:
     r.switch("cp_comm", r["cp"] > 1, code("cp_comm", "all_gather") if ring_free else 0)
     r.fill("rank_order", r.by_profile("rank_order", 0))
     r.fill("seq_len", r.model.seq_len)
-    if r.unset("gbs").any():
+    if r.has_gaps("gbs"):
         ranks = np.maximum(quotient(r["gpus"], r["tp"] * r["cp"] * r["pp"]), 1) * r["mbs"]
         r.fill("gbs", np.ceil(DEFAULT_GBS / ranks).astype(np.int64) * ranks)
     r.fill("mtp", r.model.mtp_num_layers)
@@ -167,7 +173,7 @@ def _pipeline(r: _Resolver) -> None:
         _vpp_of_layouts(r)
     r.fill("vpp", 1)
     ends = ("first_stage_layers", "last_stage_layers")
-    if any(r.unset(name).any() for name in ends):
+    if any(r.has_gaps(name) for name in ends):
         _ends_by_default(r, none)
     if (r["pp_layout"] != none).any():
         _ends_of_layouts(r, r["pp_layout"] != none)
@@ -334,7 +340,7 @@ def _optimizer(r: _Resolver) -> None:
 
 
 def _overlap(r: _Resolver) -> None:
-    if r.unset("overlap_grad_reduce").any():
+    if r.has_gaps("overlap_grad_reduce"):
         r.switch("overlap_grad_reduce", quotient(r["gpus"], r["tp"] * r["pp"]) > 1)
     r.switch("overlap_param_gather", (r["zero"] >= 1) & (r["overlap_grad_reduce"] == 1))
     r.switch("tp_comm_overlap", (r["tp"] > 1) & (r["sp"] == 1))

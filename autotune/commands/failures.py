@@ -80,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
     except usage_error as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             sys.stdout.write(f"{error}".rstrip() + "\n")
-            return BAD_INPUT
+            return DONE
         raise InputError(_usage_issue(error)) from error
     except click_error as error:
         raise InputError(Issue("command line", str(error))) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import Parameter
 from typing import Annotated
 
@@ -28,10 +30,30 @@ _METAVAR = {Kind.INT: "N", Kind.FLOAT: "X", Kind.BOOL: "true|false", Kind.TEXT: 
             Kind.MODULES: "NAMES", Kind.ENUM: "NAME"}
 
 
+def _starting(values: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
+    """Complete a word from a list that is made when the shell asks."""
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values() if value.startswith(incomplete)]
+
+    return complete
+
+
+def _model_names() -> list[str]:
+    from simcore.inputs.load import model_names
+    return list(model_names())
+
+
+def _system_names() -> list[str]:
+    from simcore.inputs.load import system_names
+    return list(system_names())
+
+
 def _text(name: str, flag: str, help_text: str, panel: str, metavar: str,
-          default: str | None = None) -> Parameter:
+          default: str | None = None, *,
+          words: Callable[[], Sequence[str]] | None = None) -> Parameter:
     option = typer.Option(flag, help=help_text, rich_help_panel=panel, metavar=metavar,
-                          show_default=False)
+                          show_default=False,
+                          autocompletion=_starting(words) if words is not None else None)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default,
                      annotation=Annotated[str | None, option])
 
@@ -42,10 +64,11 @@ def _flag(name: str, flag: str, help_text: str, panel: str) -> Parameter:
                      annotation=Annotated[bool, option])
 
 
-def _argument(name: str, help_text: str, kind: object) -> Parameter:
-    default = None
-    argument = typer.Argument(help=help_text, show_default=False, metavar=name.upper())
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default,
+def _argument(name: str, help_text: str, kind: object,
+              words: Callable[[], Sequence[str]] | None = None) -> Parameter:
+    argument = typer.Argument(help=help_text, show_default=False, metavar=name.upper(),
+                              autocompletion=_starting(words) if words is not None else None)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None,
                      annotation=Annotated[kind, argument])
 
 
@@ -56,7 +79,7 @@ def field_help(field: Field) -> str:
         case Kind.ENUM:
             values = f" One of {', '.join(modelled)}."
         case Kind.MODULES:
-            values = f" none, or of {', '.join(modelled)}, joined by '+'."
+            values = f" Names: {', '.join(modelled)}."
         case _:
             values = ""
     default = "Required" if field.default == "required" else f"Default: {field.default}"
@@ -72,14 +95,22 @@ def field_parameters(*, lists: bool) -> list[Parameter]:
         Whether a list or ``auto`` is taken beside a value (search).
     """
     tail = "|LIST|auto" if lists else ""
-    return [_text(f.name, f.option, field_help(f), PANELS[f.group], _METAVAR[f.kind] + tail)
-            for f in FIELDS]
+    return [_text(f.name, f.option, field_help(f), PANELS[f.group], _METAVAR[f.kind] + tail,
+                  words=partial(_values, f)) for f in FIELDS]
+
+
+def _values(field: Field) -> list[str]:
+    """Values of a field that a shell can offer."""
+    if field.kind is Kind.BOOL:
+        return ["true", "false"]
+    modelled = [c for c in field.choices if c not in field.not_modelled]
+    return ["none", *modelled] if field.kind is Kind.MODULES else modelled
 
 
 def _output(*, default: str = "table") -> list[Parameter]:
     return [
         _text("format", "--format", "table for people; json, yaml or csv for programs.",
-              OUTPUT, "|".join(FORMATS), default),
+              OUTPUT, "|".join(FORMATS), default, words=lambda: FORMATS),
         _flag("debug", "--debug", "Show the traceback of a bug.", OUTPUT),
     ]
 
@@ -87,9 +118,10 @@ def _output(*, default: str = "table") -> list[Parameter]:
 def _subject() -> list[Parameter]:
     return [
         _text("model", "--model", "Built-in name or alias (see 'autotune models'), a Hugging "
-              "Face config.json or its folder, or a model YAML.", MODEL, "NAME|FILE"),
+              "Face config.json or its folder, or a model YAML.", MODEL, "NAME|FILE",
+              words=_model_names),
         _text("system", "--system", "Built-in name (see 'autotune systems') or a system YAML. "
-              "Default: h100-sxm.", MODEL, "NAME|FILE"),
+              "Default: h100-sxm.", MODEL, "NAME|FILE", words=_system_names),
     ]
 
 
@@ -151,7 +183,16 @@ def validate_parameters() -> list[Parameter]:
     ]
 
 
-def catalogue_parameters() -> list[Parameter]:
-    """Options of ``models`` and ``systems``."""
+def _catalogue(words: Callable[[], Sequence[str]]) -> list[Parameter]:
     return [_argument("name", "Show this one with all its figures; a file is taken too.",
-                      str | None), *_output()]
+                      str | None, words), *_output()]
+
+
+def models_parameters() -> list[Parameter]:
+    """Options of ``models``."""
+    return _catalogue(_model_names)
+
+
+def systems_parameters() -> list[Parameter]:
+    """Options of ``systems``."""
+    return _catalogue(_system_names)

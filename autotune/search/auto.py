@@ -49,15 +49,16 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
 """Fields whose default depends on other fields: known only when those are."""
 
 MAX_TP = 16
-MIN_CP_TOKENS = 1024
+MIN_CP_TOKENS = 2048
 """Tokens a context-parallel rank keeps at least: less leaves nothing to hide the exchange in."""
 MAX_VPP = 12
 """More chunks only add sends: the bubble is below a tenth of its size by then."""
 MBS = (1, 2, 3, 4, 6, 8)
-MAX_RECOMPUTE_COUNTS = 3
+MAX_RECOMPUTE_COUNTS = 2
 SPLIT_WINDOW = 2
 """Layers by which the first and the last stage may differ from the even share."""
 _FULL = RECOMPUTE_BIT["full"]
+_UNFUSED = code("attention", "unfused")
 
 
 def divisors(number: int) -> list[int]:
@@ -107,11 +108,12 @@ class Facts:
             "ep": (("gpus",), self._ep),
             "etp": (("tp",), self._etp),
             "mbs": (("gbs",), lambda v: _rows([m for m in MBS if v["gbs"] % m == 0])),
-            "sp": (("tp",), lambda v: _switch(possible=v["tp"] > 1)),
+            "sp": (("tp",), self._sp),
             "zero": (("framework",), _zero),
             "first_stage_layers": (("pp", "vpp", "last_stage_layers"), self._first),
             "last_stage_layers": (("pp", "vpp", "first_stage_layers"), self._last),
-            "recompute": ((), lambda _: _rows(recompute_choices(self.model))),
+            "recompute": (("attention",), lambda v: _rows(recompute_choices(
+                self.model, fused_attention=v["attention"] != _UNFUSED))),
             "recompute_layers": (("recompute", "pp", "vpp"), self._recompute_layers),
             "overlap_grad_reduce": (("gpus", "tp", "pp"), lambda v: _switch(
                 possible=v["gpus"] > v["tp"] * v["pp"])),
@@ -199,6 +201,12 @@ class Facts:
         return _rows([d for d in divisors(self.model.moe.num_experts)
                       if int(given["gpus"]) % d == 0])
 
+    def _sp(self, given: Given) -> tuple[Codes, ...]:
+        if given["tp"] <= 1:
+            return _rows((0,))
+        # Megatron trains experts under tp with sequence parallelism only.
+        return _rows((1,) if self.model.is_moe else (1, 0))
+
     def _etp(self, given: Given) -> tuple[Codes, ...]:
         if self.model.moe is None:
             return _rows((1,))
@@ -237,15 +245,16 @@ def _zero(given: Given) -> tuple[Codes, ...]:
     return _rows((0, 1, 2, 3) if name == "deepspeed" else (1, 0))
 
 
-def recompute_choices(model: ModelSpec) -> list[int]:
-    """List the recomputation settings that make sense for a model, as module masks."""
-    modules = ["none", "full", "layernorm", "core_attn"]
+def recompute_choices(model: ModelSpec, *, fused_attention: bool) -> list[int]:
+    """List the recomputation settings that make sense for a model, as module masks.
+
+    A fused attention kernel keeps next to nothing that recomputing it could free.
+    """
+    modules = ["none", "full", "layernorm"] + ["core_attn"] * (not fused_attention)
     if model.is_moe:
         modules += ["moe_act", "layernorm+moe_act", "moe"]
         if model.mla is not None:
-            modules += ["mla_up_proj", "mla_up_proj+moe_act", "layernorm+mla_up_proj+moe_act"]
-        if any(k.mlp == "dense" for k in model.kinds):
-            modules += ["mlp"]
+            modules += ["mla_up_proj+moe_act", "layernorm+mla_up_proj+moe_act"]
     else:
         modules += ["mlp", "layernorm+mlp"]
     return [sum(RECOMPUTE_BIT[m] for m in text.split("+") if m != "none") for text in modules]

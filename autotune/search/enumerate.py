@@ -8,8 +8,9 @@ Rows keep lexicographic order, whatever the chunk size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -59,14 +60,19 @@ def concat(blocks: list[Block]) -> Block:
 
 @dataclass
 class Tally:
-    """Refused leaves by rule, and an example of each."""
+    """Refused leaves by rule, and a call that words an example of each."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, Issue] = field(default_factory=dict)
+    examples: dict[str, Callable[[], Issue]] = field(default_factory=dict)
 
     def add(self, name: str, count: int) -> None:
         """Count refused leaves."""
         self.counts[name] = self.counts.get(name, 0) + count
+
+    def worded(self) -> Tally:
+        """Return the tally with its examples worded, which can go to another process."""
+        return Tally(self.counts, {name: partial(Issue, i.where, i.message, i.fix)
+                                   for name, i in ((n, e()) for n, e in self.examples.items())})
 
 
 class Enumerator:
@@ -128,12 +134,21 @@ class Enumerator:
         return stream
 
     def chunks(self) -> Iterator[tuple[Block, Batch]]:
-        """Yield all legal rows and the same as resolved batches."""
+        """Yield all legal rows in full chunks, and the same as resolved batches."""
+        held: list[Block] = []
+        size = 0
         for block in self.blocks():
-            for start in range(0, block.size, self._chunk):
-                piece = block.take(slice(start, start + self._chunk)) \
-                    if block.size > self._chunk else block
+            held.append(block)
+            size += block.size
+            while size >= self._chunk:
+                whole = concat(held)
+                piece = whole.take(slice(0, self._chunk))
                 yield piece, self.batch(piece)
+                held = [whole.take(slice(self._chunk, None))]
+                size -= self._chunk
+        if size:
+            piece = concat(held)
+            yield piece, self.batch(piece)
 
     def batch(self, block: Block) -> Batch:
         """Resolve rows; columns that do not vary are stored once."""
@@ -247,8 +262,8 @@ class Enumerator:
             bad = np.broadcast_to(rule.violated(context), (block.size,)) & (first < 0)
             if bad.any():
                 first[bad] = number
-                if rule.name not in self.tally.examples:
-                    self.tally.examples[rule.name] = rule.issue(context, int(bad.argmax()))
+                self.tally.examples.setdefault(
+                    rule.name, partial(rule.issue, context, int(bad.argmax())))
         return first.tolist()
 
     def _gather(self, stream: Iterator[Block]) -> Iterator[Block]:

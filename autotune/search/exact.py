@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from autotune.parallel import WORTH_S, run_all
+from autotune.parallel import run_all
 from autotune.search.axes import Grid, build_grid
 from autotune.search.engine import Engine
-from autotune.search.enumerate import Enumerator, Tally
+from autotune.search.enumerate import Block, Enumerator, Tally
 from autotune.search.pool import Counts, NearestMiss, Pool, Simulated, Wanted, merge, select
 from autotune.search.problem import Problem
 from simcore.batch import CHUNK
@@ -20,7 +20,7 @@ PARTS = 32
 are the same on every machine."""
 
 Progress = Callable[[int, int], None]
-"""Called with what is done and the total, in candidates."""
+"""Called with what is done and the total, in candidates or parts."""
 
 
 @dataclass
@@ -53,48 +53,51 @@ class _Part:
 
 def search_grid(problem: Problem, engine: Engine, grid: Grid, wanted: Wanted, *,
                 chunk: int = CHUNK, part: tuple[int, int] = (0, 1),
-                progress: Callable[[int], None] | None = None) -> Outcome:
+                progress: Progress | None = None) -> Outcome:
     """Search one grid, or a part of it, on one core."""
     enumerator = Enumerator(problem, engine, grid, chunk=chunk, part=part)
     pool = Pool(problem, engine, enumerator, wanted)
+    raw = enumerator.leaves(Block({}, 1), 0)
     for block, batch in enumerator.chunks():
         pool.offer(block, batch)
         if progress is not None:
-            progress(block.size)
+            progress(pool.counts.bounded + sum(enumerator.tally.counts.values()), raw)
     pool.settle()
     return Outcome(pool.found, pool.counts, enumerator.tally, pool.miss)
 
 
 def _search_part(work: _Part) -> Outcome:
     grid = build_grid(work.problem, work.engine)
-    return search_grid(work.problem, work.engine, grid, work.wanted, chunk=work.chunk,
-                       part=work.part)
+    outcome = search_grid(work.problem, work.engine, grid, work.wanted, chunk=work.chunk,
+                          part=work.part)
+    outcome.tally = outcome.tally.worded()
+    return outcome
 
 
 def search_exact(problem: Problem, engine: Engine, grid: Grid, wanted: Wanted, *,
-                 legal: int, jobs: int = 1, chunk: int = CHUNK,
+                 long: bool = False, jobs: int = 1, chunk: int = CHUNK,
                  progress: Progress | None = None) -> Outcome:
     """Search a whole grid.
 
     Parameters
     ----------
-    legal : int
-        Legal candidates, from `Enumerator.count`.
+    long : bool
+        Whether to share the search out in parts.
     jobs : int
-        Processes; used only where the search is long enough.
+        Processes that take parts.
     """
+    if not long:
+        return search_grid(problem, engine, grid, wanted, chunk=chunk, progress=progress)
     done = 0
 
-    def advance(rows: int) -> None:
+    def advance() -> None:
         nonlocal done
-        done += rows
+        done += 1
         if progress is not None:
-            progress(done, legal)
+            progress(done, PARTS)
 
-    if legal / ROWS_PER_S < WORTH_S:
-        return search_grid(problem, engine, grid, wanted, chunk=chunk, progress=advance)
     works = [_Part(problem, engine, wanted, chunk, (i, PARTS)) for i in range(PARTS)]
-    outcomes = run_all(_search_part, works, jobs=jobs, done=lambda: advance(legal // PARTS))
+    outcomes = run_all(_search_part, works, jobs=jobs, done=advance)
     return combine(outcomes, wanted)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autotune.parallel import WORTH_S
 from autotune.result import SearchResult, build_result
 from autotune.search.axes import Grid, build_grid
 from autotune.search.engine import Engine, SimcoreEngine
@@ -71,12 +72,13 @@ def search(problem: Problem, *, method: str = AUTO, jobs: int = 1,
     if issues:
         raise InputError(issues)
     raw = counter.leaves(Block({}, 1), 0)
-    legal = raw if raw <= ROWS_PER_S else None
+    legal = raw
+    # Counting costs a fifth of searching: only where it can matter.
+    if method in (AUTO, EXACT) and raw > min(EXACT_LIMIT, ROWS_PER_S * WORTH_S):
+        limit = EXACT_LIMIT if method == AUTO else np.inf
+        legal = Enumerator(problem, engine, grid, chunk=chunk).count(limit)
     if method == AUTO:
-        # Counting costs as much as a tenth of searching: only where it can matter.
-        if raw > EXACT_LIMIT:
-            legal = Enumerator(problem, engine, grid, chunk=chunk).count(EXACT_LIMIT)
-        method = EXACT if raw <= EXACT_LIMIT or (legal or 0) <= EXACT_LIMIT else "tpe"
+        method = EXACT if legal <= EXACT_LIMIT else "tpe"
     if method != EXACT:
         from autotune.search.sampled import Budget, search_sampled
         sampled = search_sampled(problem, engine, grid, method, budget or Budget(),
@@ -85,10 +87,8 @@ def search(problem: Problem, *, method: str = AUTO, jobs: int = 1,
         return build_result(problem, grid, sampled.outcome, method=method, exact=False,
                             wall_s=time.perf_counter() - start, candidates=sampled.candidates,
                             study=sampled.study)
-    if legal is None:
-        legal = Enumerator(problem, engine, grid, chunk=chunk).count()
-    outcome = search_exact(problem, engine, grid, wanted_of(problem), legal=legal, jobs=jobs,
-                           chunk=chunk, progress=progress)
+    outcome = search_exact(problem, engine, grid, wanted_of(problem), jobs=jobs,
+                           long=legal > ROWS_PER_S * WORTH_S, chunk=chunk, progress=progress)
     _require(problem, engine, grid, outcome)
     result = build_result(problem, grid, outcome, method=EXACT, exact=True,
                           wall_s=time.perf_counter() - start,
@@ -108,7 +108,7 @@ def _require(problem: Problem, engine: Engine, grid: Grid, outcome: Outcome) -> 
         return
     if not outcome.counts.bounded:
         reasons = sorted(outcome.tally.counts, key=lambda n: -outcome.tally.counts[n])
-        issues = [outcome.tally.examples[n] for n in reasons if n in outcome.tally.examples]
+        issues = [outcome.tally.examples[n]() for n in reasons if n in outcome.tally.examples]
         raise InputError(issues[:3] or Issue("space", "holds no candidate"))
     enumerator = Enumerator(problem, engine, grid)
     columns = {n: np.array([v]) for n, v in zip(grid.fields, outcome.miss.row, strict=True)}

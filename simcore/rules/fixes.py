@@ -12,7 +12,7 @@ from simcore.errors import Issue
 from simcore.inputs.codec import Value, decode, encode
 from simcore.inputs.fields import FIELD, FIELD_NAMES, FRAMEWORKS, UNSET, Kind
 from simcore.inputs.load import load_framework
-from simcore.layout import split_choices
+from simcore.layout import default_ends, split_choices
 from simcore.resolve import resolve
 from simcore.rules.base import Context, Rule, words
 from simcore.typing import BoolArray
@@ -25,7 +25,7 @@ _DEGREES = tuple(sorted({*range(1, 129), *(2**k for k in range(13))}))
 _SHARES = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _SPLIT = ("first_stage_layers", "last_stage_layers", "pp_layout")
 _TOGETHER = (_SPLIT, ("recompute_layers", "recompute_method"))
-Change = dict[str, Value | None]
+Change = dict[str, Value]
 
 
 def make_rule(name: str, fields: tuple[str, ...], violated: Callable[[Context], BoolArray],
@@ -59,31 +59,30 @@ def make_rule(name: str, fields: tuple[str, ...], violated: Callable[[Context], 
 
 
 def suggest(context: Context, own: Rule, blamed: Sequence[str]) -> str:
-    """Name legal values for the first blamed field that has any; empty where none has.
+    """Name legal values of the blamed fields; empty where there are none.
 
-    Values that make the whole strategy legal go before values that only satisfy the rule.
+    Values that make the whole strategy legal are preferred; where none does, since something
+    else is wrong with it too, those that break no further rule.
     """
-    rules = (own,) if context.partial or not context.rules else tuple(context.rules)
+    rules = () if context.partial else tuple(context.rules)
+    kept = tuple(rule for rule in rules if not rule.violated(context).any())
     sure: list[str] = []
-    fallback = ""
+    unsure = ["", ""]
     for name in blamed:
         if len(sure) == ALTERNATIVES:
             break
         changes = _changes(context, name)
-        batch = _variants(context, changes)
-        if not len(batch):
-            continue
-        rest = Context(context.model, context.system, batch, context.partial)
+        rest = Context(context.model, context.system, _variants(context, changes),
+                       context.partial)
         passes = ~_any_violated(rest, (own,))
-        legal = passes & ~_any_violated(rest, rules) if len(rules) > 1 else passes
-        text = _phrase(context, name, [c for c, ok in zip(changes, legal, strict=True) if ok],
-                       same=name == blamed[0])
-        if text:
-            sure.append(text)
-        fallback = fallback or _phrase(
-            context, name, [c for c, ok in zip(changes, passes, strict=True) if ok],
-            same=name == blamed[0])
-    return "; or ".join(sure) or fallback
+        safe = passes & ~_any_violated(rest, kept)
+        legal = safe & ~_any_violated(rest, [rule for rule in rules if rule not in kept])
+        texts = [_phrase(context, name, [c for c, ok in zip(changes, mask, strict=True) if ok],
+                         same=name == blamed[0]) for mask in (legal, safe, passes)]
+        if texts[0]:
+            sure.append(texts[0])
+        unsure = [old or new for old, new in zip(unsure, texts[1:], strict=True)]
+    return "; or ".join(sure) or unsure[0] or unsure[1]
 
 
 def _any_violated(context: Context, rules: Iterable[Rule]) -> BoolArray:
@@ -97,9 +96,8 @@ def _phrase(context: Context, name: str, changes: list[Change], *, same: bool) -
     if not changes:
         return ""
     if name in _SPLIT:
-        parts = [" and ".join(f"{k} {v}" for k, v in change.items() if v is not None)
-                 for change in changes[:3]]
-        return "use " + words([part for part in parts if part])
+        parts = [" and ".join(f"{k} {v}" for k, v in change.items()) for change in changes[:3]]
+        return "use " + words(parts)
     values = [change[name] for change in changes]
     now = context.value(name, 0)
     if FIELD[name].kind in (Kind.INT, Kind.FLOAT) and isinstance(now, (int, float)):
@@ -182,16 +180,17 @@ def _splits(context: Context) -> list[Change]:
     pairs: list[tuple[int, int]] = []
     for window in (2 * vpp, layers):
         pairs = pairs or split_choices(layers, pp, vpp, window)[:6]
-    if pp == 1 and vpp == 1:
-        pairs = [(layers, layers)]
-    explicit = context.value("pp_layout", 0) != "none"
-    changes: list[Change] = [
-        {"first_stage_layers": a, "last_stage_layers": b, "pp_layout": "none" if explicit else None}
-        for a, b in pairs]
-    auto: list[Change] = [{"pp_layout": "auto"}, {**dict.fromkeys(_SPLIT), "pp_layout": "none"}]
-    if explicit:
-        return [*auto, *changes]
-    return [*changes, {**dict.fromkeys(_SPLIT), "pp_layout": "auto"}]
+    one = np.ones(1, np.int64)
+    first, last, _ = default_ends(layers, one * pp, one * vpp, one * context.number("mtp", 0),
+                                  one * UNSET, one * UNSET)
+    if vpp >= 1 and pp >= 1 and first[0] >= 0 and (pp > 1 or vpp == 1):
+        pairs = [(int(first[0]), int(last[0])), *pairs]
+    # A change sets fields and never clears one: users can only add to what they wrote.
+    splits: list[Change] = [{"first_stage_layers": a, "last_stage_layers": b} for a, b in pairs]
+    auto: Change = {"pp_layout": "auto"}
+    if context.value("pp_layout", 0) == "none":
+        return [*splits, auto]
+    return [auto, {"pp_layout": "none"}, *({**change, "pp_layout": "none"} for change in splits)]
 
 
 def _variants(context: Context, changes: list[Change]) -> Batch:

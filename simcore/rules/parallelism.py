@@ -94,6 +94,12 @@ def _heads(c: Context) -> BoolArray:
     return bad
 
 
+def _heads_message(c: Context) -> str:
+    heads = c.model.num_attention_heads
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+    return f"must divide num_attention_heads ({heads}), so be {words(divisors[:12])}"
+
+
 def _below_tp_allowed(name: str, profile: Profile) -> bool:
     start = GROUPS_BELOW_TP_FROM.get(name)
     return start is not None and version_key(profile.version) >= start
@@ -258,7 +264,7 @@ RULES: tuple[Rule, ...] = (
     make_rule("etp_needs_experts", ("etp",), _dense_has_no_etp,
               "must be 1 in a model without experts", ("etp",)),
     make_rule("heads_divide_by_tp", ("tp",), _heads,
-              lambda c: f"must divide num_attention_heads ({c.model.num_attention_heads})",
+              _heads_message,
               ("tp",)),
     make_rule("query_groups_and_tp", ("tp", "framework", "framework_version"), _groups,
               _groups_message, ("tp",)),

@@ -10,6 +10,7 @@ from search_fake import FakeEngine, make_model, make_system
 
 from autotune.pareto import pareto_mask
 from autotune.search import exact as exact_module
+from autotune.search import run as run_module
 from autotune.search.axes import build_grid
 from autotune.search.enumerate import Block, Enumerator, domain
 from autotune.search.exact import combine, search_grid
@@ -146,7 +147,7 @@ def test_chunk_size_and_parts_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> 
         got = search(p, engine=engine, chunk=chunk).to_dict()
         got.pop("wall_s")
         assert got == want
-    monkeypatch.setattr(exact_module, "WORTH_S", 0.0)
+    monkeypatch.setattr(run_module, "WORTH_S", 0.0)
     monkeypatch.setattr(exact_module, "PARTS", 4)
     by_jobs = []
     for jobs in (1, 2):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,7 +19,8 @@ from autotune.search.run import search
 from autotune.space import default_space, load_space
 from simcore.batch import Batch
 from simcore.inputs.fields import FIELD, FIELD_NAMES, UNSET, Kind
-from simcore.inputs.load import load_model, load_system
+from simcore.inputs.load import load_model, load_strategy_file, load_system
+from simcore.prediction import predict
 from simcore.resolve import resolve
 from simcore.rules import check
 
@@ -121,3 +125,77 @@ def test_shipped_spaces_are_large(name: str) -> None:
     space = load_space(name).override({"gpus": 256, "seq_len": 131072 if "long" in name else 8192})
     p = Problem(load_model(model), load_system("h100-sxm"), space).checked()
     assert Enumerator(p, ENGINE, build_grid(p, ENGINE)).count() > 100_000
+
+
+SMALL = (
+    ("llama3-8b", "h100-sxm", 8, {"recompute": "none,full", "cp": "1,2"}, {}),
+    ("llama3-8b", "a100-sxm-40g", 16, {"tp": "2,4", "mbs": "1,2", "cp": 1}, {"top": 30}),
+    ("llama3-70b", "h100-sxm", 64, {"tp": "4,8", "cp": 1, "mbs": 1, "sp": "true"},
+     {"memory_reserve_gib": 4.0}),
+    ("mixtral-8x7b", "h100-sxm", 32, {"tp": "1,2", "cp": 1, "mbs": 1, "recompute": "none,full",
+                                      "etp": 1, "vpp": "1,2,4"}, {"marginal": False}),
+    ("deepseek-v2-lite", "h200-sxm", 16, {"tp": 1, "cp": 1, "mbs": "1,2", "zero": 1,
+                                          "recompute": "none,moe_act"}, {}),
+    ("llama3-8b", "h100-sxm", 8, {"framework": "fsdp", "pp": 1, "vpp": 1}, {}),
+    ("llama3-8b", "h100-sxm", 8, {"recompute": "none,full", "cp": 1, "zero": 1},
+     {"objective": "tokens_per_s,memory_headroom", "top": 500}),
+)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda c: f"{c[0]}-{c[2]}-{','.join(c[4])}")
+def test_exact_equals_running_every_candidate(case: tuple) -> None:
+    *what, more = case
+    p = problem(*what, **more)
+    exact = [ENGINE.evaluate(p.model, p.system, batch) for _, batch in
+             Enumerator(p, ENGINE, build_grid(p, ENGINE)).chunks()]
+    step = np.concatenate([e.columns["step_time_s"] for e in exact])
+    memory = np.concatenate([e.columns["device_memory_bytes"] for e in exact])
+    high = np.concatenate([e.columns["device_memory_high_bytes"] for e in exact])
+    fits = (memory if p.marginal else high) <= p.memory_limit_bytes
+    result = search(p, engine=ENGINE, method="exact")
+    assert result.candidates == len(step)
+    assert result.feasible == fits.sum()
+    points = np.stack([step, memory], axis=1)[fits]
+    want = np.unique(points[pareto_mask(points)], axis=0)
+    got = np.array([[e.column("step_time_s"), e.column("device_memory_bytes")]
+                    for e in result.pareto])
+    # Rows of a batch equal single predictions to 1e-12, not to the last bit.
+    assert np.unique(got, axis=0) == pytest.approx(want, rel=1e-11)
+    if len(p.objectives.goals) == 1:
+        best = np.sort(step[fits])[:64]
+        assert [e.column("step_time_s") for e in result.entries[:len(best)]] == pytest.approx(
+            best, rel=1e-11)
+
+
+def test_nothing_fits_says_what_would() -> None:
+    p = problem("llama3-70b", "h100-sxm", 8, {"tp": "4,8", "cp": 1, "mbs": 1})
+    with pytest.raises(NothingFitsError, match="nearest miss") as caught:
+        search(p)
+    details = caught.value.details
+    assert details["excess_gib"] > 0
+    more = details["fits_on_gpus"]
+    if more is not None:
+        nearest = {k: v for k, v in details["nearest"].items()
+                   if k in ("tp", "cp", "pp", "vpp", "mbs", "sp", "zero", "recompute")}
+        again = search(problem("llama3-70b", "h100-sxm", more,
+                               {**nearest, "gbs": 64 * more // 8}))
+        assert again.feasible
+
+
+def test_a_saved_strategy_is_predicted_to_the_last_digit(tmp_path: Path) -> None:
+    result = search(problem("llama3-8b", "h100-sxm", 16, {"cp": 1, "recompute": "none"}))
+    result.save(tmp_path / "out")
+    for ranked in result.ranked:
+        file = load_strategy_file(tmp_path / "out" / "top" / str(ranked.rank) / "strategy.yaml")
+        assert file.model is not None
+        assert file.system is not None
+        again = predict(load_model(file.model), load_system(file.system), file.strategy)
+        assert again.to_dict() == ranked.entry.prediction
+
+
+def test_a_saved_strategy_brings_its_own_model(tmp_path: Path) -> None:
+    p = problem("llama3-8b", "h100-sxm", 16, {"cp": 1, "recompute": "none", "tp": 2})
+    p = replace(p, model=p.model.with_layers(20).model_copy(update={"name": "proxy"}))
+    search(p).save(tmp_path)
+    file = load_strategy_file(tmp_path / "top" / "1" / "strategy.yaml")
+    assert load_model(str(file.model)) == p.model

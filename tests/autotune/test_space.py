@@ -90,7 +90,7 @@ def facts(**more: int) -> Facts:
 def test_degrees_divide() -> None:
     f = facts(experts=6)
     assert [r[0] for r in f.automatic("tp")[1]({"gpus": 24})] == [1, 2, 3, 4, 6, 8]
-    assert [r[0] for r in f.automatic("cp")[1]({"gpus": 24, "seq_len": 4096})] == [1, 2, 3, 4]
+    assert [r[0] for r in f.automatic("cp")[1]({"gpus": 24, "seq_len": 4096})] == [1, 2]
     assert [r[0] for r in f.automatic("ep")[1]({"gpus": 4})] == [1, 2]
     assert [r[0] for r in f.automatic("etp")[1]({"tp": 4})] == [1, 2, 4]
     assert [r[0] for r in f.automatic("mbs")[1]({"gbs": 12})] == [1, 2, 3, 4, 6]
@@ -117,10 +117,12 @@ def test_recompute_counts_are_whole_layers_of_each_chunk() -> None:
 
 
 def test_recompute_choices_suit_the_model() -> None:
-    dense = recompute_choices(make_model())
-    moe = recompute_choices(make_model(experts=8))
+    dense = recompute_choices(make_model(), fused_attention=True)
+    moe = recompute_choices(make_model(experts=8), fused_attention=False)
     assert RECOMPUTE_BIT["moe_act"] in moe
     assert RECOMPUTE_BIT["moe_act"] not in dense
+    assert RECOMPUTE_BIT["core_attn"] in moe
+    assert RECOMPUTE_BIT["core_attn"] not in dense
     assert len(set(dense)) == len(dense)
     assert len(set(moe)) == len(moe)
 
