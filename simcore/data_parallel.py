@@ -44,7 +44,7 @@ class StepEnds:
 
 
 @dataclass(frozen=True)
-class _Volumes:
+class _Collectives:
     """Seconds of whole reductions and gathers, (n,)."""
 
     reduce_s: FloatArray
@@ -55,7 +55,7 @@ def _gradient_bytes(frame: Frame) -> FloatArray:
     return np.where(frame.batch["grad_dtype"] == code("grad_dtype", "fp32"), 4.0, 2.0)
 
 
-def _volumes(frame: Frame, parameters: FloatArray, group: Placement, ranks: FloatArray) -> _Volumes:
+def _collectives(frame: Frame, parameters: FloatArray, group: Placement, ranks: FloatArray) -> _Collectives:
     """Reduction (scatter, or all-reduce without sharding) and gather over one group."""
     network = frame.system.network
 
@@ -80,44 +80,81 @@ def _volumes(frame: Frame, parameters: FloatArray, group: Placement, ranks: Floa
                                             * moved), reduce)
         gather = np.where(bound & (zero >= 1),
                           np.maximum(gather, parameters * width * moved), gather)
-    return _Volumes(np.where(ranks > 1, reduce, 0.0), np.where(ranks > 1, gather, 0.0))
+    return _Collectives(np.where(ranks > 1, reduce, 0.0), np.where(ranks > 1, gather, 0.0))
 
 
-def step_ends(frame: Frame, c: int, forward_s: FloatArray, backward_s: FloatArray) -> StepEnds:
-    """Cost of gradients, parameters and optimizer on a rank of class c.
+VOLUME_FIELDS = (
+    "gpus", "tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "rank_order",
+    "first_stage_layers", "last_stage_layers", "pp_layout", "mtp", "zero", "precision",
+    "grad_dtype", "fp8_param_gather", "optimizer", "optimizer_offload", "main_params_dtype",
+    "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "framework", "framework_version",
+)
+"""Fields that decide how much is reduced, gathered and updated, and over which links."""
+
+
+@dataclass(frozen=True)
+class Volumes:
+    """Whole reductions, gathers and updates of a class of ranks, nothing hidden, (n,) [s]."""
+
+    reduce_s: FloatArray
+    gather_s: FloatArray
+    optimizer_s: FloatArray
+    tied_s: FloatArray
+
+
+def volumes(frame: Frame) -> tuple[Volumes, ...]:
+    """Seconds of each class' data-parallel work, evaluated once a distinct `VOLUME_FIELDS`."""
+    narrow, index = frame.narrowed(VOLUME_FIELDS)
+    found = tuple(_class_volumes(narrow, c) for c in range(narrow.tables.num_classes))
+    if index is None:
+        return found
+    return tuple(Volumes(v.reduce_s[index], v.gather_s[index], v.optimizer_s[index],
+                         v.tied_s[index]) for v in found)
+
+
+def _class_volumes(frame: Frame, c: int) -> Volumes:
+    dense, expert = frame.parameters[c].dense, frame.parameters[c].expert
+    shards = frame.dp * frame.batch["cp"]
+    whole = _collectives(frame, dense, frame.placements["dp_cp"], shards)
+    reduce, gather = whole.reduce_s, whole.gather_s
+    optimizer = _optimizer_s(frame, dense, shards)
+    if frame.model.is_moe:
+        own = _collectives(frame, expert, frame.placements["edp"], frame.edp)
+        reduce, gather = reduce + own.reduce_s, gather + own.gather_s
+        optimizer = optimizer + _optimizer_s(frame, expert, frame.edp)
+    return Volumes(reduce, gather, optimizer, _tied_embedding_s(frame, c))
+
+
+def step_ends(frame: Frame, volume: Volumes, forward_s: FloatArray,
+              backward_s: FloatArray) -> StepEnds:
+    """Exposed cost of gradients, parameters and optimizer on a rank of one class.
 
     Parameters
     ----------
+    volume : Volumes
+        The class' whole volumes.
     forward_s, backward_s : ndarray, shape (n,)
         Time of one micro-batch on the rank, beside which communication can run [s].
     """
-    batch = frame.batch
-    dense, expert = frame.parameters[c].dense, frame.parameters[c].expert
-    where = frame.placements
-    shards = frame.dp * batch["cp"]
-    volume = _volumes(frame, dense, where["dp_cp"], shards)
+    batch, zero = frame.batch, frame.batch["zero"]
     reduce, gather = volume.reduce_s, volume.gather_s
-    if frame.model.is_moe:
-        own = _volumes(frame, expert, where["edp"], frame.edp)
-        reduce, gather = reduce + own.reduce_s, gather + own.gather_s
-    zero = batch["zero"]
     reduce_share = frame.spread(frame.local.software("overlap_grad_reduce_share"))
     gather_share = frame.spread(frame.local.software("overlap_param_gather_share"))
-    prefetch = frame.spread(frame.local.software("fsdp_prefetch_share"))
-    each_forward = np.where(zero >= 3, _exposed(gather, forward_s, prefetch), 0.0)
-    each_backward = np.where(
-        zero >= 3, _exposed(gather + reduce, backward_s, prefetch),
-        np.where(zero == 2, _exposed(reduce, backward_s, reduce_share), 0.0))
-    at_end = np.where(zero <= 1, reduce, 0.0)
     at_end = np.where(batch["overlap_grad_reduce"] > 0,
-                      _exposed(at_end, backward_s, reduce_share), at_end)
-    at_start = np.where(zero <= 2, gather, 0.0)
+                      _exposed(reduce, backward_s, reduce_share), reduce)
     at_start = np.where(batch["overlap_param_gather"] > 0,
-                        _exposed(at_start, forward_s, gather_share), at_start)
-    tied = _tied_embedding_s(frame, c)
-    return StepEnds(at_end + tied, at_start,
-                    _optimizer_s(frame, dense, shards) + _optimizer_s(frame, expert, frame.edp),
-                    each_forward, each_backward)
+                        _exposed(gather, forward_s, gather_share), gather)
+    each_forward = each_backward = np.zeros(len(frame))
+    if np.any(zero >= 2):
+        prefetch = frame.spread(frame.local.software("fsdp_prefetch_share"))
+        each_forward = np.where(zero >= 3, _exposed(gather, forward_s, prefetch), 0.0)
+        each_backward = np.where(
+            zero >= 3, _exposed(gather + reduce, backward_s, prefetch),
+            np.where(zero == 2, _exposed(reduce, backward_s, reduce_share), 0.0))
+        at_end = np.where(zero <= 1, at_end, 0.0)
+        at_start = np.where(zero <= 2, at_start, 0.0)
+    return StepEnds(at_end + volume.tied_s, at_start, volume.optimizer_s, each_forward,
+                    each_backward)
 
 
 def _exposed(communication: FloatArray, compute: FloatArray, share: FloatArray) -> FloatArray:

@@ -104,6 +104,16 @@ class Frame:
             return row if len(self) == 1 else np.broadcast_to(row, (len(self), *row.shape[1:]))  # type: ignore[return-value]
         return table[self.layout_index, c]  # type: ignore[return-value]
 
+    def narrowed(self, fields: tuple[str, ...]) -> tuple[Frame, IntArray | None]:
+        """Find the rows that differ in some fields: their frame, and which of them each row is.
+
+        The index is None where all rows differ.
+        """
+        first, index = self.batch.group(fields)
+        if len(first) == len(self):
+            return self, None
+        return Frame.build(self.model, self.system, self.batch.take(first)), index
+
     @cached_property
     def has_mtp(self) -> bool:
         """Whether any row trains MTP layers."""
@@ -197,6 +207,12 @@ class Frame:
                 return found
             total = np.where(held[self.layout_index] == kinds, found, total)
         return total
+
+    @cached_property
+    def boundary_bytes(self) -> FloatArray:
+        """Hidden states of a micro-batch between two layers, (n,) [B]."""
+        local = self.local
+        return self.spread(local.bytes_per_value * self.model.hidden_size * local.tokens_sharded)
 
     @cached_property
     def is_fsdp(self) -> BoolArray:

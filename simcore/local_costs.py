@@ -10,7 +10,7 @@ import numpy as np
 from simcore.activations import Saved, head_saved, layer_saved, mtp_saved
 from simcore.batch import Batch
 from simcore.inputs.fields import FIELD, Kind
-from simcore.inputs.model import ModelSpec
+from simcore.inputs.model import LayerKind, ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.layer_costs import Times, embedding_times, head_times, layer_times, mtp_times
 from simcore.local import LOCAL_FIELDS, Local
@@ -29,13 +29,40 @@ from simcore.typing import BoolArray, FloatArray
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Time, memory and parameters of one kind of layer, arrays of shape (u,)."""
+    """Time, memory and parameters of one kind of layer, arrays of shape (u,), on first use."""
 
-    times: Times
-    saved: Saved
-    parameters: RankParameters
-    matrices: RankParameters
-    """Parameters in matrices, which have fp8 copies."""
+    local: Local
+    kind: LayerKind
+
+    @property
+    def _degrees(self) -> dict[str, FloatArray]:
+        return {"tp": self.local.tp, "ep": self.local.real("ep"), "etp": self.local.real("etp")}
+
+    @cached_property
+    def times(self) -> Times:
+        """Seconds by term."""
+        return layer_times(self.local, self.kind)
+
+    @cached_property
+    def saved(self) -> Saved:
+        """Bytes kept for backward, and beside them."""
+        return layer_saved(self.local, self.kind)
+
+    @cached_property
+    def parameters(self) -> RankParameters:
+        """Parameters of a rank."""
+        return layer_parameters(self.local.model, self.kind, **self._degrees)
+
+    @cached_property
+    def matrices(self) -> RankParameters:
+        """Those of them in matrices, which have fp8 copies."""
+        shapes = weight_shapes(self.local.model, self.kind, **self._degrees)
+        moe = self.local.model.moe
+        experts = moe.num_experts / self.local.real("ep") if moe is not None else 0.0
+        zero = np.zeros(len(self.local.batch))
+        return RankParameters(
+            sum((w.outputs * w.inputs for w in shapes if not w.is_expert), zero),
+            sum((w.outputs * w.inputs * experts for w in shapes if w.is_expert), zero))
 
 
 @dataclass(frozen=True)
@@ -52,21 +79,7 @@ class LocalCosts:
     @cached_property
     def layer_costs(self) -> tuple[LayerCost, ...]:
         """Costs of every kind of layer."""
-        costs = []
-        for kind in self.model.kinds:
-            degrees = {"tp": self.local.tp, "ep": self.local.real("ep"),
-                       "etp": self.local.real("etp")}
-            shapes = weight_shapes(self.model, kind, **degrees)
-            experts = 0.0
-            if self.model.moe is not None:
-                experts = self.model.moe.num_experts / degrees["ep"]
-            zero = np.zeros(len(self.local.batch))
-            matrices = RankParameters(
-                sum((w.outputs * w.inputs for w in shapes if not w.is_expert), zero),
-                sum((w.outputs * w.inputs * experts for w in shapes if w.is_expert), zero))
-            costs.append(LayerCost(layer_times(self.local, kind), layer_saved(self.local, kind),
-                                   layer_parameters(self.model, kind, **degrees), matrices))
-        return tuple(costs)
+        return tuple(LayerCost(self.local, kind) for kind in self.model.kinds)
 
     @cached_property
     def embedding(self) -> Times:

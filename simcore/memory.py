@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from simcore.activations import mlp_parts
+from simcore.batch import distinct
 from simcore.frame import Frame
 from simcore.inputs.fields import code
 from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
-from simcore.typing import FloatArray
+from simcore.typing import FloatArray, IntArray
 from simcore.units import GIB, MIB
 
 PHASES = ("forward", "backward", "head", "recompute", "optimizer")
@@ -19,6 +20,8 @@ PHASES = ("forward", "backward", "head", "recompute", "optimizer")
 TE_WORKSPACE_BYTES = {"hopper": 32 * MIB, "blackwell": 32 * MIB}
 """cuBLAS workspace of Transformer Engine (``pytorch/module/base.py``,
 `get_cublas_workspace_size_bytes`): 32 MiB from Hopper on, else 4."""
+SCHEDULE_FIELDS = ("schedule", "pp", "vpp", "microbatch_group_size")
+"""Fields that, with the number of micro-batches, decide the order of a pipeline's work."""
 GROUPED_GEMM_STREAMS = 4.0
 CUBLAS_HEAD_BYTES = 8.0 * MIB
 CONTEXT_BYTES = 0.75 * GIB
@@ -45,6 +48,10 @@ class ClassMemory:
     peak: FloatArray
     phase: FloatArray
     """Index into `PHASES`."""
+
+    def take(self, index: IntArray) -> ClassMemory:
+        """Return the rows that an index names."""
+        return ClassMemory(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
 def class_memory(frame: Frame, c: int) -> ClassMemory:
@@ -131,6 +138,12 @@ def _in_flight(frame: Frame, c: int) -> FloatArray:
     return total + more
 
 
+def _unit_layers(frame: Frame) -> FloatArray:
+    """Layers that are recomputed at once, (n,)."""
+    uniform = frame.batch["recompute_method"] == code("recompute_method", "uniform")
+    return np.where(uniform, np.maximum(frame.batch["recompute_unit_layers"], 1), 1)
+
+
 def _activations(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
     """Bytes saved for backward by all chunks in flight, and the chunks alive, (n,)."""
     chunk = frame.stage(frame.tables.chunk_layers, c)
@@ -139,20 +152,22 @@ def _activations(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
     kept = np.zeros(len(frame))
     uniform = frame.stage(frame.tables.uniform, c) > 0
     offloaded = np.zeros(len(frame))
+    # Where whole layers are recomputed, each unit of them keeps its input.
+    inputs = np.ceil(whole.sum(axis=2) / _unit_layers(frame)[:, None])
+    inputs = inputs * frame.boundary_bytes[:, None]
     per_chunk: list[FloatArray] = []
     for k, cost in enumerate(frame.layer_costs):
         stored = frame.spread(cost.saved.kept)
-        less = frame.spread(cost.saved.full - cost.saved.input_only)
-        bytes_first = chunk[:, 0, k] * stored - whole[:, 0, k] * less
+        bytes_first = (chunk[:, 0, k] - whole[:, 0, k]) * stored
         kept = kept + bytes_first
         offloaded = np.maximum(offloaded, np.where(chunk[:, 0, k] > 0, stored, 0.0))
         if not np.all(uniform):
-            per_chunk.append((chunk[:, :, k] * stored[:, None] - whole[:, :, k] * less[:, None]))
-    kept = kept * alive
+            per_chunk.append((chunk[:, :, k] - whole[:, :, k]) * stored[:, None])
+    kept = (kept + inputs[:, 0]) * alive
     if per_chunk:
         rows = np.nonzero(~uniform)[0]
         kept = np.array(kept)
-        kept[rows] = _mixed_peak(frame, c, sum(p[rows] for p in per_chunk), rows)
+        kept[rows] = _mixed_peak(frame, c, sum((p[rows] for p in per_chunk), inputs[rows]), rows)
     if frame.has_mtp:
         mtp_here = frame.mtp_here(c)
         last = frame.model.layers[-1]
@@ -170,16 +185,15 @@ def _activations(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
 
 def _mixed_peak(frame: Frame, c: int, chunk_bytes: FloatArray, rows: FloatArray) -> FloatArray:
     """Most bytes alive where chunks of a rank differ, exactly, by distinct schedule."""
-    batch = frame.batch.take(rows)
-    rank = frame.stage(frame.tables.first_rank, c)[rows]
-    columns = np.stack([batch["schedule"], batch["pp"], batch["vpp"],
-                        frame.microbatches[rows].astype(np.int64),
-                        batch["microbatch_group_size"], rank.astype(np.int64)])
-    keys, inverse = np.unique(columns, axis=1, return_inverse=True)
+    rank = frame.stage(frame.tables.first_rank, c)[rows].astype(np.int64)
+    columns = [*(frame.batch[name][rows] for name in SCHEDULE_FIELDS),
+               frame.microbatches[rows].astype(np.int64), rank]
+    first, inverse = distinct(columns, len(rows))
     peak = np.empty(len(rows))
     names = ("1f1b", "interleaved", "gpipe")
-    for i, (schedule, pp, vpp, m, group, at) in enumerate(keys.T.tolist()):
-        mine = inverse.reshape(-1) == i
+    for i, at_row in enumerate(first.tolist()):
+        schedule, pp, vpp, group, m, at = (int(column[at_row]) for column in columns)
+        mine = inverse == i
         mixes = in_flight_by_chunk(names[schedule], pp=pp, vpp=vpp, num_microbatches=m,
                                    group_size=group, rank=at)
         peak[mine] = (mixes @ chunk_bytes[mine, :vpp].T).max(axis=0)
@@ -192,20 +206,16 @@ def _moments(frame: Frame, c: int, kept: FloatArray,
     layers = frame.stage(frame.tables.layers, c)
     forward = np.zeros(len(frame))
     backward, recompute = np.zeros(len(frame)), np.zeros(len(frame))
-    unit = np.where(frame.batch["recompute_method"] == code("recompute_method", "uniform"),
-                    np.maximum(frame.batch["recompute_unit_layers"], 1), 1)
+    unit, boundary = _unit_layers(frame), frame.boundary_bytes
     whole = frame.whole_layers(c)
     for k, cost in enumerate(frame.layer_costs):
         present = layers[:, k] > 0
         saved = cost.saved
         backward = np.maximum(backward, np.where(present, frame.spread(saved.backward), 0.0))
         forward = np.maximum(forward, np.where(present, frame.spread(saved.forward), 0.0))
-        again = frame.spread(saved.full) * unit + frame.spread(saved.backward) - (
-            frame.spread(saved.input_only) * (unit - 1))
+        # The unit's input is kept already.
+        again = frame.spread(saved.full) * unit - boundary + frame.spread(saved.backward)
         recompute = np.maximum(recompute, np.where(whole[:, k] > 0, again, 0.0))
-    local = frame.local
-    boundary = frame.spread(local.bytes_per_value * frame.model.hidden_size
-                            * local.tokens_sharded)
     # A stage after the first also holds the gradient that it sent last, and one before the last
     # the gradient that it received for the micro-batch before: variables of the schedule's loop
     # (``pipeline_parallel/schedules.py``), alive while the next forward runs.

@@ -138,14 +138,13 @@ class Prediction:
         """Memory of every pipeline rank."""
         frame, i = self.predictions.frame, self.index
         classes = frame.tables.class_of_rank[int(frame.layout_index[i])]
-        return [self._stage(rank, self.predictions.stages[c])
+        single = Frame.build(frame.model, frame.system, frame.batch.take(slice(i, i + 1)))
+        return [self._stage(rank, self.predictions.stages[c], single)
                 for rank, c in enumerate(classes.tolist())]
 
-    def _stage(self, rank: int, memory: ClassMemory) -> dict[str, Any]:
+    def _stage(self, rank: int, memory: ClassMemory, single: Frame) -> dict[str, Any]:
         i = self.index
         peak = memory.peak[i:i + 1]
-        frame = self.predictions.frame
-        single = Frame.build(frame.model, frame.system, frame.batch.take(slice(i, i + 1)))
         device = device_bytes(single, peak, memory.activations[i:i + 1]).likely
         return {
             "stage": rank,
@@ -160,19 +159,33 @@ class Prediction:
         }
 
 
+TIME_ONLY_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap",
+                    "overlap_p2p", "shared_expert_overlap", "delay_wgrad_compute", "rank_order")
+"""Fields that memory does not depend on."""
+MEMORY_FIELDS = tuple(name for name in FIELD if name not in TIME_ONLY_FIELDS)
+
+
 def _memory(frame: Frame, limit_bytes: float) -> tuple[tuple[ClassMemory, ...],
                                                          dict[str, FloatArray]]:
-    """Memory of all classes, and of the fullest rank with its verdict."""
-    stages = tuple(class_memory(frame, c) for c in range(frame.tables.num_classes))
+    """Memory of all classes, and of the fullest rank with its verdict.
+
+    Evaluated once a distinct `MEMORY_FIELDS`: a search varies the overlap switches most.
+    """
+    narrow, index = frame.narrowed(MEMORY_FIELDS)
+    stages = tuple(class_memory(narrow, c) for c in range(narrow.tables.num_classes))
     peaks = np.stack([stage.peak for stage in stages])
     fullest = np.argmax(peaks, axis=0)[None]
     peak = np.take_along_axis(peaks, fullest, axis=0)[0]
     activations = np.take_along_axis(np.stack([s.activations for s in stages]), fullest,
                                      axis=0)[0]
-    device = device_bytes(frame, peak, activations)
+    device = device_bytes(narrow, peak, activations)
     verdict = (device.likely > limit_bytes).astype(np.float64) + (device.high > limit_bytes)
-    return stages, {"peak_memory_bytes": peak, "device_memory_bytes": device.likely,
-                    "device_memory_high_bytes": device.high, "verdict": verdict}
+    columns = {"peak_memory_bytes": peak, "device_memory_bytes": device.likely,
+               "device_memory_high_bytes": device.high, "verdict": verdict}
+    if index is None:
+        return stages, columns
+    return tuple(stage.take(index) for stage in stages), {
+        name: column[index] for name, column in columns.items()}
 
 
 def _limit(system: SystemSpec, limit_bytes: float | None) -> float:

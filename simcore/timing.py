@@ -8,12 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from simcore.data_parallel import StepEnds, step_ends
+from simcore.data_parallel import StepEnds, step_ends, volumes
 from simcore.formulas.collectives import Collective, collective_s
 from simcore.formulas.pipeline import lower_bound_s
+from simcore.batch import distinct
 from simcore.frame import Frame
 from simcore.inputs.fields import FIELD, code
 from simcore.layer_costs import Times
+from simcore.memory import SCHEDULE_FIELDS
 from simcore.operators.base import TERMS, Term
 from simcore.schedule.base import makespan
 from simcore.typing import BoolArray, FloatArray, IntArray
@@ -127,9 +129,9 @@ class Timing:
     def classes(self) -> tuple[tuple[FloatArray, FloatArray, StepEnds], ...]:
         """Forward, backward (with exposed ZeRO traffic) and step ends of each class, (n,)."""
         found = []
-        for c in range(self.frame.tables.num_classes):
+        for c, volume in enumerate(volumes(self.frame)):
             forward, backward = self.class_work(c)
-            ends = step_ends(self.frame, c, forward, backward)
+            ends = step_ends(self.frame, volume, forward, backward)
             found.append((forward + ends.forward_s, backward + ends.backward_s, ends))
         return tuple(found)
 
@@ -196,14 +198,13 @@ class Timing:
     def step_s(self) -> FloatArray:
         """Step time by the exact recurrence, (n,) [s]."""
         frame = self.frame
-        names = ("schedule", "pp", "vpp", "microbatch_group_size")
-        keys = np.stack([*(frame.batch[name] for name in names),
-                         frame.microbatches.astype(np.int64)])
-        distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
+        columns = [*(frame.batch[name] for name in SCHEDULE_FIELDS),
+                   frame.microbatches.astype(np.int64)]
+        first, inverse = distinct(columns, len(frame))
         end = np.empty(len(frame))
-        for i, key in enumerate(distinct.T.tolist()):
-            rows = np.nonzero(inverse.reshape(-1) == i)[0]
-            end[rows] = self._pipeline_end_s(rows, *key)
+        for i, at_row in enumerate(first.tolist()):
+            rows = np.nonzero(inverse == i)[0]
+            end[rows] = self._pipeline_end_s(rows, *(int(column[at_row]) for column in columns))
         return end + self.post_s + self.overhead_s
 
     def _pipeline_end_s(self, rows: IntArray, schedule: int, pp: int, vpp: int, group_size: int,

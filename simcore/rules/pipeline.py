@@ -51,11 +51,10 @@ def _split(c: Context) -> BoolArray:
     """Tell where the layers do not add up; explicit layouts are `_layout`'s."""
     columns, index = c.layout_rows
     pp, vpp = columns["pp"], columns["vpp"]
-    legal = split_is_legal(c.model.num_layers, pp, vpp, columns["first_stage_layers"],
-                           columns["last_stage_layers"])
-    # At pp 1 with vpp above 1 another rule has the better message.
-    elsewhere = (pp == 1) & (vpp > 1)
-    bad: BoolArray = _is_none(c, columns["pp_layout"]) & ~legal & ~elsewhere
+    # At pp 1, vpp above 1 is another rule's.
+    legal = split_is_legal(c.model.num_layers, pp, np.where(pp == 1, 1, vpp),
+                           columns["first_stage_layers"], columns["last_stage_layers"])
+    bad: BoolArray = _is_none(c, columns["pp_layout"]) & ~legal
     return bad if len(bad) == 1 else bad[index]
 
 

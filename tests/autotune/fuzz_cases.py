@@ -218,7 +218,7 @@ def _bad_strategy_file(rng: random.Random) -> Case:
         legal = None if wrong is None or spec.kind is Kind.TEXT else False
         return Case([command, "--strategy", "{dir}/s.json"],
                     {"s.json": json.dumps(body).encode()}, legal=legal, names=("s.json",))
-    body[rng.choice(("tpp", "dp", "num_microbatches", "", "x" * 400, "précision"))] = 1
+    body[rng.choice(("tpp", "dp", "num_microbatches", "", "x" * 400, "pr\u00e9cision"))] = 1
     return Case([command, "--strategy", "{dir}/s.json"], {"s.json": json.dumps(body).encode()},
                 legal=False, names=("s.json",))
 
