@@ -91,10 +91,10 @@ def test_time_a_candidate_does_not_grow_with_the_cluster() -> None:
 
 
 def test_memory_is_flat() -> None:
-    """Ten times the candidates, the same peak of memory within a factor of 1.5."""
+    """Five times the candidates, the same peak of memory within a factor of 1.3."""
     peaks = []
-    for mbs in ("1", "1,2,4,8"):
-        p = problem("llama3-70b", 1024, seq_len=8192, mbs=mbs)
+    for axes in (MAIN, MILLION):
+        p = problem(**axes)
         grid = build_grid(p, ENGINE)
         tracemalloc.start()
         for _ in Enumerator(p, ENGINE, grid).chunks():
@@ -102,7 +102,7 @@ def test_memory_is_flat() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     print(f"peaks {peaks[0] / 2**20:.1f} and {peaks[1] / 2**20:.1f} MiB")
-    assert peaks[1] < 1.5 * peaks[0] + 2**20
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("llama3-70b", 1024)])

@@ -35,6 +35,9 @@ RECOMPUTED_BY: Mapping[str, tuple[str, ...]] = {
 """Operators' modules that a recompute module runs again
 (``--recompute-modules``, megatron/training/arguments.py)."""
 
+NOT_CHECKPOINTED = ("core_attn", "embedding", "head", "end")
+"""What per-operator checkpointing of a layer's block keeps, or does not reach."""
+
 CPU_SHARE_UNCAPTURED = {"attn": 0.35, "moe_router": 0.2, "moe_preprocess": 0.2, "mlp": 0.2,
                         "moe": 0.45}
 """Share of a layer's launches that each scope of CUDA graphs captures: kernels of the scope
@@ -76,7 +79,7 @@ def _recomputed(ops: list[Op], local: Local) -> dict[Term, FloatArray]:
         # torchtitan's per-operator checkpointing keeps attention, scatters and every second
         # product; the rest of the layer, about half of its time without attention, runs again.
         half = sum((0.5 * op.seconds for op in ops if op.phase is Phase.FORWARD
-                    and op.term is Term.COMPUTE and op.module != "core_attn"), zero)
+                    and op.term is Term.COMPUTE and op.module not in NOT_CHECKPOINTED), zero)
         times[Term.COMPUTE] = times[Term.COMPUTE] + half * local.recomputes("selective_op")
     return times
 

@@ -24,10 +24,11 @@ from simcore.layout import (
     parse_layout,
     split_counts,
 )
-from simcore.profiles import profile_codes
+from simcore.profiles import profile_codes, version_key
 from simcore.typing import BoolArray, IntArray
 
-__all__ = ["DEFAULT_GBS", "FULL", "fullest_rank", "is_fp8", "profile_codes", "resolve"]
+__all__ = ["DEFAULT_GBS", "FULL", "fullest_rank", "is_fp8", "profile_codes", "resolve",
+           "version_key"]
 
 DEFAULT_GBS = 1024
 """Sequences in a global batch where the user gives none."""

@@ -53,6 +53,7 @@ COMMANDS = (
 SILENT = {
     "autotune.commands.failures": "turns faults into messages: its own are Python's",
     "autotune.__main__": "as above",
+    "autotune.cli": "its signatures, which go with a function's code, are the options",
     "autotune.parallel": "runs with large spaces alone",
     "autotune.kept": "read by validate without a table",
 }

@@ -13,7 +13,7 @@ from simcore.inputs.fields import FIELD, FRAMEWORKS
 from simcore.inputs.framework import Profile
 from simcore.inputs.load import load_framework, load_system, system_names
 from simcore.inputs.system import Provenance
-from simcore.resolve import version_key
+from simcore.profiles import version_key
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "simcore" / "data"
