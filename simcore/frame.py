@@ -268,5 +268,8 @@ class Frame:
 
     @cached_property
     def _whole(self) -> tuple[FloatArray, ...]:
-        return tuple(chunks.sum(axis=1) if chunks.strides[0] else chunks[:, 0]
-                     for chunks in self._recomputed)
+        table, depth = self.tables.rank_first_layers, self.recomputed_depth
+        if not np.any(depth):
+            nothing = np.broadcast_to(0.0, (len(self), table.shape[-1]))
+            return tuple(nothing for _ in range(self.tables.num_classes))
+        return tuple(table[self.layout_index, c, depth] for c in range(self.tables.num_classes))

@@ -136,8 +136,6 @@ def head_times(local: Local) -> Times:
     return _end(local, head_ops(local), vocabulary_parallel_s(local)[1])
 
 
-def mtp_times(local: Local) -> Times:
+def mtp_times(local: Local, layer: Times, head: Times) -> Times:
     """Times of one MTP layer: its own parts, a decoder layer of the last kind, a head [s]."""
-    layer = layer_times(local, local.model.layer_kinds[-1])
-    head = head_times(local)
     return _times([*mtp_ops(local), *layer.ops, *head.ops], local)

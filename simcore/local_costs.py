@@ -94,7 +94,7 @@ class LocalCosts:
     @cached_property
     def mtp_layer(self) -> Times:
         """Times of one MTP layer, (u,)."""
-        return mtp_times(self.local)
+        return mtp_times(self.local, self.layer_costs[self.model.layers[-1]].times, self.head)
 
     @cached_property
     def head_memory(self) -> tuple[FloatArray, FloatArray]:

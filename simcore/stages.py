@@ -32,6 +32,8 @@ class StageTables:
         Layers by virtual stage and kind.
     first_layers : ndarray, shape (L, C, V, Q + 1, K)
         The same of the first q layers of each chunk.
+    rank_first_layers : ndarray, shape (L, C, Q + 1, K)
+        The same of all chunks of a rank together.
     layers : ndarray, shape (L, C, K)
         Layers of the rank.
     before : ndarray, shape (L, C, Q + 1, K)
@@ -51,6 +53,7 @@ class StageTables:
     mtp: BoolArray
     chunk_layers: FloatArray
     first_layers: FloatArray
+    rank_first_layers: FloatArray
     layers: FloatArray
     before: FloatArray
     uniform: BoolArray
@@ -117,9 +120,10 @@ def stage_tables(model: ModelSpec, layouts: tuple[PipelineLayout, ...]) -> Stage
                               layout.has_mtp and layout.mtp_chunk % layout.pp == members[0],
                               all(np.array_equal(own[0], other) for other in own))
     chunk_layers = first_layers[:, :, :, -1]
-    return StageTables(ranks[0], ranks[1], ranks[2], flags[0], flags[1], flags[2], chunk_layers,
-                       first_layers, chunk_layers.sum(axis=2), before, flags[3],
-                       tuple(c.class_of_rank for c in classes))
+    return StageTables(
+        ranks[0], ranks[1], ranks[2], flags[0], flags[1], flags[2], chunk_layers, first_layers,
+        first_layers.sum(axis=2), chunk_layers.sum(axis=2), before, flags[3],
+        tuple(c.class_of_rank for c in classes))
 
 
 @lru_cache(maxsize=4096)
