@@ -91,10 +91,10 @@ def test_time_a_candidate_does_not_grow_with_the_cluster() -> None:
 
 
 def test_memory_is_flat() -> None:
-    """Five times the candidates, the same peak of memory within a factor of 1.3."""
+    """Rows in flight are bounded by chunks and axes, not by the number of candidates."""
     peaks = []
-    for axes in (MAIN, MILLION):
-        p = problem(**axes)
+    for more in ({}, {"grad_dtype": "fp32,bf16,fp16", "cp_comm": "p2p,all_gather,a2a"}):
+        p = problem(**{**MILLION, **more})
         grid = build_grid(p, ENGINE)
         tracemalloc.start()
         for _ in Enumerator(p, ENGINE, grid).chunks():
@@ -102,7 +102,7 @@ def test_memory_is_flat() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     print(f"peaks {peaks[0] / 2**20:.1f} and {peaks[1] / 2**20:.1f} MiB")
-    assert peaks[1] < 1.3 * peaks[0]
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("llama3-70b", 1024)])

@@ -17,6 +17,7 @@ from simcore.inputs.system import SystemSpec
 from simcore.layout import layouts
 from simcore.local import LOCAL_FIELDS, Local
 from simcore.local_costs import LayerCost, LocalCosts, local_costs
+from simcore.parameters import final_norm_parameters
 from simcore.placement import Group, Placement, groups, place
 from simcore.stages import StageTables, stage_tables
 from simcore.states import BytesPerParameter, bytes_per_parameter, shard_sizes
@@ -172,8 +173,10 @@ class Frame:
         embedding, head, mtp = self.costs.end_parameters
         has_embedding = self.stage(self.tables.has_embedding, c)
         tied_once = self.model.tied_embeddings & (self.batch["pp"] == 1)
-        dense = has_embedding * self.spread(embedding) + np.where(
-            tied_once, 0.0, self.stage(self.tables.has_head, c) * self.spread(head))
+        # On one rank a tied head is the embedding itself; its final norm stays.
+        ends = np.where(tied_once, final_norm_parameters(self.model), self.spread(head))
+        dense = has_embedding * self.spread(embedding) + self.stage(
+            self.tables.has_head, c) * ends
         expert = np.zeros(len(self))
         if self.has_mtp:
             mtp_here = self.mtp_here(c)

@@ -200,11 +200,15 @@ def default_ends(num_layers: int, pp: IntArray, vpp: IntArray, mtp: IntArray, fi
     """
     chunks = np.maximum(pp * vpp, 1)
     even = num_layers % chunks == 0
-    plain = ~even & ((num_layers + 2) % chunks == 0)
+    base = (num_layers + 2) // chunks * vpp - 1
+    # Megatron needs a flag to count embedding and loss as layers; a run without it and without
+    # a split builds fewer layers than asked for. So this split is the default only where no
+    # first and last stage can express one (94 layers on 96 chunks).
+    accounted = ~even & ((num_layers + 2) % chunks == 0)
+    plain = accounted & (base % vpp != 0)
     units = num_layers + 2 + mtp
     share = units // chunks
-    with_mtp = ~even & ~plain & (units % chunks == 0) & (share >= mtp) & (mtp > 0)
-    base = (num_layers + 2) // chunks * vpp - 1
+    with_mtp = ~even & ~accounted & (units % chunks == 0) & (share >= mtp) & (mtp > 0)
     by_text = with_mtp & ((vpp > 1) | (share - 1 - mtp < 1))
     free_first = np.select([even, plain, with_mtp],
                            [num_layers // chunks * vpp, base, share * vpp - 1], NO_SPLIT)

@@ -81,8 +81,8 @@ def _split_message(c: Context) -> str:
         return (f"a pipeline of one stage holds all {layers} layers, got "
                 f"{first if first != layers else last}")
     if first < 0 and last < 0:
-        return (f"{layers} layers do not divide into pp*vpp ({pp}*{vpp} = {pp * vpp}) chunks, nor "
-                "with embedding and loss as a layer each, and no split is given, got none")
+        return (f"{layers} layers do not divide into pp*vpp ({pp}*{vpp} = {pp * vpp}) chunks, and "
+                "no split is given, got none")
     given = [f"{name} {value}" for name, value in (("first", first), ("last", last)) if value >= 0]
     return (f"{layers} layers must add up: the {pp} stages but the given ones share the rest "
             f"evenly, and each stage's layers divide by vpp ({vpp}), got {' and '.join(given)}")

@@ -29,9 +29,10 @@ ODD = ("", " ", "abc", "-1", "0", "1.5", "nan", "inf", "-inf", "1e400", "9" * 30
        "true", "None", "null", "[]", "{}", "1,,2", "\u0663", "\u00b2", "\x1b[31mred", "a\nb",
        "\ud800", "x" * 5000, "%s%n", "../../etc/passwd", "'; --", "\u202etxt", "--tp")
 TEXTS: tuple[str, ...] = (
-    "", "\n", "[]", "null", "42", "- 1\n- 2\n", "a: [1\n", "a: 'x\n", "\ttp: 2\n", "%YAML 9\n--- a",
-    "tp: 2\ntp: 4\n", "a: &a [*a]\n", "a: &a {b: *a}\n", "!!python/object/apply:os.getcwd []",
-    "gpus: !!binary aGk=\n", "? [1, 2]\n: 3\n", "\x00", "\ufeffgpus: 8\n", "---\na: 1\n---\nb: 2\n",
+    "", "\n", "[]", "null", "42", "- 1\n- 2\n", "a: [1\n", "a: 'x\n", "\ttp: 2\n",
+    "%YAML 9\n--- a", "tp: 2\ntp: 4\n", "a: &a [*a]\n", "a: &a {b: *a}\n", "!!python/object/apply:os.getcwd []",
+    "gpus: !!binary aGk=\n", "? [1, 2]\n: 3\n", "\x00", "\ufeffgpus: 8\n",
+    "---\na: 1\n---\nb: 2\n",
     "a: " + "[" * 3000, "{" * 3000, "<<: 5\n", "gpus: 2024-13-45\n", "gpus: 0o17\n", "1: 2\n",
     "a: &a [x,x]\nb: &b [*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c]\ne: [*d,*d,*d]\n",
     "gpus: 1e99\n", "gpus: .inf\n", "strategy: 5\n", "model: [llama3-8b]\ngpus: 8\n",
@@ -206,7 +207,8 @@ def _bad_strategy_file(rng: random.Random) -> Case:
     body = {k: yaml.safe_load(v) for k, v in legal_options(rng).items()}
     if kind == 0:
         return Case([command, "--strategy", "{dir}/s.yaml"],
-                    {"s.yaml": rng.choice(TEXTS).encode("utf-8", "replace")}, names=("s.yaml",))
+                    {"s.yaml": rng.choice(TEXTS).encode("utf-8", "replace")},
+                    names=("s.yaml", "--model"))
     if kind == 1:
         junk = bytes(rng.randrange(256) for _ in range(rng.randint(1, 300)))
         return Case([command, "--strategy", "{dir}/s.yaml"], {"s.yaml": junk}, legal=False,

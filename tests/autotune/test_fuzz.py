@@ -18,7 +18,6 @@ import typer
 from fuzz_cases import Case, arguments, make_case
 
 import autotune.cli
-
 from autotune.__main__ import main
 from simcore.inputs.fields import FIELD
 
