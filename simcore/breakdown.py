@@ -26,21 +26,24 @@ def busiest_class(timing: Timing) -> IntArray:
 def time_terms(timing: Timing, step_s: FloatArray) -> dict[str, FloatArray]:
     """Split the step of the busiest stage into the terms of `TIME_TERMS`, (n,) each [s]."""
     chosen = busiest_class(timing)
-    per_class = [_class_terms(timing, c) for c in range(timing.frame.tables.num_classes)]
-    terms = {name: np.take_along_axis(np.stack([p[name] for p in per_class]), chosen[None],
-                                      axis=0)[0] for name in per_class[0]}
+    terms = _class_terms(timing, chosen)
     terms["other_s"] = terms["other_s"] + timing.overhead_s
     spent = sum(terms.values(), np.zeros(len(step_s)))
     terms["bubble_s"] = np.maximum(step_s - spent, 0.0)
     return {name: terms[name] for name in TIME_TERMS}
 
 
-def _class_terms(timing: Timing, c: int) -> dict[str, FloatArray]:
+def _class_terms(timing: Timing, c: IntArray) -> dict[str, FloatArray]:
     frame, tables = timing.frame, timing.frame.tables
     m = frame.microbatches
     counts = frame.stage(tables.layers, c)
     whole = frame.whole_layers(c)
-    ends = timing.classes[c][2]
+    found = [ends for _, _, ends in timing.classes]
+
+    def chosen(name: str) -> FloatArray:
+        values = np.stack([getattr(ends, name) for ends in found])
+        return np.take_along_axis(values, c[None], axis=0)[0]
+
     total = {term: np.zeros(len(frame)) for term in Term}
     again = np.zeros(len(frame))
     for k, cost in enumerate(frame.layer_costs):
@@ -58,6 +61,11 @@ def _class_terms(timing: Timing, c: int) -> dict[str, FloatArray]:
         for term in Term:
             total[term] = total[term] + here * frame.spread(
                 times.forward[term] + times.backward[term])
+            extra = here * frame.spread(times.recompute[term])
+            if term in (Term.COMPUTE, Term.CPU):
+                again = again + extra
+            else:
+                total[term] = total[term] + extra
     sends = timing.sends(c)
     return {
         "compute_s": m * total[Term.COMPUTE],
@@ -66,13 +74,14 @@ def _class_terms(timing: Timing, c: int) -> dict[str, FloatArray]:
         "cp_comm_s": m * total[Term.CP],
         "ep_comm_s": m * total[Term.EP],
         "pp_comm_s": m * (sends[0] + sends[1]) * timing.blocking_s,
-        "dp_comm_s": ends.reduce_s + ends.gather_s + m * (ends.forward_s + ends.backward_s),
-        "optimizer_s": ends.optimizer_s,
+        "dp_comm_s": chosen("reduce_s") + chosen("gather_s") + m * (
+            chosen("forward_s") + chosen("backward_s")),
+        "optimizer_s": chosen("optimizer_s"),
         "other_s": m * total[Term.CPU],
     }
 
 
-def _ends(frame: Frame, c: int) -> list[tuple[FloatArray, Times]]:
+def _ends(frame: Frame, c: IntArray) -> list[tuple[FloatArray, Times]]:
     tables = frame.tables
     found = [(frame.stage(tables.has_embedding, c), frame.costs.embedding),
              (frame.stage(tables.has_head, c), frame.costs.head)]
@@ -85,6 +94,8 @@ def recomputed_flops(frame: Frame) -> FloatArray:
     """FLOP that all ranks together spend on recomputation in a step, (n,) [FLOP]."""
     batch, tables = frame.batch, frame.tables
     total = np.zeros(len(frame))
+    if not np.any(batch["recompute"]):
+        return total
     for k, cost in enumerate(frame.layer_costs):
         forward = sum((op.flops for op in cost.times.ops if op.phase is Phase.FORWARD),
                       np.zeros(len(frame.local.batch)))

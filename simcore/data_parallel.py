@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simcore.formulas.collectives import Collective, collective_s
-from simcore.frame import Frame
+from simcore.frame import Class, Frame
 from simcore.inputs.fields import code
 from simcore.placement import Placement
 from simcore.states import dtype_bytes, fp8_rows
@@ -105,15 +105,15 @@ class Volumes:
 def volumes(frame: Frame) -> tuple[Volumes, ...]:
     """Seconds of each class' data-parallel work, evaluated once a distinct `VOLUME_FIELDS`."""
     narrow, index = frame.narrowed(VOLUME_FIELDS)
-    found = tuple(_class_volumes(narrow, c) for c in range(narrow.tables.num_classes))
+    found = narrow.per_class(_class_volumes)
     if index is None:
         return found
     return tuple(Volumes(v.reduce_s[index], v.gather_s[index], v.optimizer_s[index],
                          v.tied_s[index]) for v in found)
 
 
-def _class_volumes(frame: Frame, c: int) -> Volumes:
-    dense, expert = frame.parameters[c].dense, frame.parameters[c].expert
+def _class_volumes(frame: Frame, c: Class) -> Volumes:
+    dense, expert = frame.parameters(c).dense, frame.parameters(c).expert
     shards = frame.dp * frame.batch["cp"]
     whole = _collectives(frame, dense, frame.placements["dp_cp"], shards)
     reduce, gather = whole.reduce_s, whole.gather_s
@@ -162,7 +162,7 @@ def _exposed(communication: FloatArray, compute: FloatArray, share: FloatArray) 
     return np.maximum(communication - share * compute, UNHIDDEN_BUCKET_SHARE * communication)
 
 
-def _tied_embedding_s(frame: Frame, c: int) -> FloatArray:
+def _tied_embedding_s(frame: Frame, c: Class) -> FloatArray:
     """All-reduce of a tied embedding's gradient between the first and the last stage, (n,)."""
     if not frame.model.tied_embeddings:
         return np.zeros(len(frame))

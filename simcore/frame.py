@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from simcore.errors import InputError, Issue
 from simcore.inputs.fields import RECOMPUTE_BIT, code
 from simcore.inputs.framework import MemoryStyle
 from simcore.inputs.model import ModelSpec
-from simcore.inputs.system import SystemSpec
+from simcore.inputs.system import Network, SystemSpec
 from simcore.layout import layouts
 from simcore.local import LOCAL_FIELDS, Local
 from simcore.local_costs import LayerCost, LocalCosts, local_costs
@@ -34,6 +36,12 @@ class ClassParameters:
     expert_matrices: FloatArray
 
 
+Class = int | IntArray
+"""A class of ranks: one for all rows, or one a row."""
+Columns = TypeVar("Columns")
+WIDE_ROWS = 512
+"""Rows times classes below which all classes are evaluated in one call."""
+
 SITE_FIELDS = ("gpus", "tp", "cp", "pp", "ep", "etp", "rank_order", "dp_replicate")
 """Fields that decide where a step's groups sit."""
 SITE_GROUPS = ("dp_cp", "edp", "ends", "neighbours")
@@ -49,6 +57,19 @@ def site_groups(batch: Batch) -> dict[str, Group]:
     return found
 
 
+@lru_cache(maxsize=64)
+def _site_placements(network: Network, rows: bytes, size: int) -> dict[str, Placement]:
+    """Place the groups of distinct grids, remembered from call to call."""
+    table = np.frombuffer(rows, np.int64).reshape(len(SITE_FIELDS), size)
+    columns = dict(zip(SITE_FIELDS, table, strict=True))
+    found = site_groups(Batch.from_columns(columns, size=size))
+    placed = {}
+    for name in SITE_GROUPS:
+        where = place(found[name], network)
+        placed[name] = Placement(*(np.broadcast_to(column, (size,)) for column in where))
+    return placed
+
+
 @dataclass(frozen=True)
 class Frame:
     """One resolved, legal batch of n rows over u distinct local combinations.
@@ -61,6 +82,8 @@ class Frame:
     local_index : ndarray, shape (n,)
     tables : StageTables
     layout_index : ndarray, shape (n,)
+    classes : ndarray, shape (n,), or None
+        Class of ranks that each row stands for, in a frame made by `wide`.
     """
 
     model: ModelSpec
@@ -70,6 +93,7 @@ class Frame:
     local_index: IntArray
     tables: StageTables
     layout_index: IntArray
+    classes: IntArray | None = None
 
     @classmethod
     def build(cls, model: ModelSpec, system: SystemSpec, batch: Batch) -> Frame:
@@ -98,12 +122,43 @@ class Frame:
             return values if len(self) == 1 else np.broadcast_to(values, (len(self),))
         return values[self.local_index]
 
-    def stage(self, table: FloatArray | IntArray | BoolArray, c: int) -> FloatArray:
+    def stage(self, table: FloatArray | IntArray | BoolArray, c: Class) -> FloatArray:
         """Gather a table of shape (L, C, ...) at class c to the rows, shape (n, ...)."""
-        if len(table) == 1:
+        if len(table) == 1 and isinstance(c, int):
             row = table[:, c]
             return row if len(self) == 1 else np.broadcast_to(row, (len(self), *row.shape[1:]))  # type: ignore[return-value]
         return table[self.layout_index, c]  # type: ignore[return-value]
+
+    @cached_property
+    def wide(self) -> Frame:
+        """The rows once for each class of ranks, class by class: n x C rows."""
+        count = self.tables.num_classes
+        rows = np.tile(np.arange(len(self)), count)
+        return Frame(self.model, self.system, self.batch.take(rows), self.costs,
+                     self.local_index[rows], self.tables, self.layout_index[rows],
+                     np.repeat(np.arange(count), len(self)))
+
+    def per_class(self, evaluate: Callable[[Frame, Class], Columns]) -> tuple[Columns, ...]:
+        """Evaluate something for every class of ranks.
+
+        Parameters
+        ----------
+        evaluate : callable
+            Takes a frame and a class (or one a row) and returns a dataclass of arrays (n,).
+
+        Returns
+        -------
+        tuple
+            One a class. A few rows are evaluated for all classes in one call, since numpy costs
+            the same for three rows as for one; many rows class by class, to stay in the cache.
+        """
+        count, n = self.tables.num_classes, len(self)
+        if count == 1 or count * n > WIDE_ROWS:
+            return tuple(evaluate(self, c) for c in range(count))
+        whole = evaluate(self.wide, cast(IntArray, self.wide.classes))
+        names = [f.name for f in fields(whole)]  # type: ignore[arg-type]
+        return tuple(type(whole)(*(np.broadcast_to(getattr(whole, name), (count * n,))[
+            c * n:(c + 1) * n] for name in names)) for c in range(count))
 
     def narrowed(self, fields: tuple[str, ...]) -> tuple[Frame, IntArray | None]:
         """Find the rows that differ in some fields: their frame, and which of them each row is.
@@ -120,7 +175,7 @@ class Frame:
         """Whether any row trains MTP layers."""
         return bool(np.any(self.batch["mtp"] > 0))
 
-    def mtp_here(self, c: int) -> FloatArray:
+    def mtp_here(self, c: Class) -> FloatArray:
         """MTP layers on a rank of class c, (n,)."""
         return self.stage(self.tables.mtp, c) * np.maximum(self.batch["mtp"], 0)
 
@@ -153,22 +208,26 @@ class Frame:
     def placements(self) -> dict[str, Placement]:
         """Where the step's groups sit (`SITE_GROUPS`), (n,); found once a distinct grid."""
         first, index = self.batch.group(SITE_FIELDS)
-        found = site_groups(self.batch.take(first))
-        network = self.system.network
-        return {name: Placement(*(self._by_site(column, index)
-                                  for column in place(found[name], network)))
-                for name in SITE_GROUPS}
+        rows = np.stack([self.batch[name][first] for name in SITE_FIELDS])
+        found = _site_placements(self.system.network, rows.tobytes(), len(first))
+        if len(first) == 1:
+            return found
+        return {name: Placement(*(column[index] for column in placement))
+                for name, placement in found.items()}
 
-    def _by_site(self, column: IntArray, index: IntArray) -> IntArray:
-        return np.broadcast_to(column, np.broadcast_shapes(column.shape, (1,)))[
-            index if column.size > 1 else np.zeros(len(self), np.int64)]
+    def parameters(self, c: Class) -> ClassParameters:
+        """Parameters that a rank of class c holds, unsharded."""
+        known = self._parameters
+        key = c if isinstance(c, int) else -1
+        if key not in known:
+            known[key] = self._class_parameters(c)
+        return known[key]
 
     @cached_property
-    def parameters(self) -> tuple[ClassParameters, ...]:
-        """Parameters that a rank of each class holds, unsharded."""
-        return tuple(self._class_parameters(c) for c in range(self.tables.num_classes))
+    def _parameters(self) -> dict[int, ClassParameters]:
+        return {}
 
-    def _class_parameters(self, c: int) -> ClassParameters:
+    def _class_parameters(self, c: Class) -> ClassParameters:
         layers = self.stage(self.tables.layers, c)
         embedding, head, mtp = self.costs.end_parameters
         has_embedding = self.stage(self.tables.has_embedding, c)
@@ -194,21 +253,22 @@ class Frame:
                 low_expert = low_expert + layers[:, k] * self.spread(cost.matrices.expert)
         return ClassParameters(dense, expert, low_dense, low_expert)
 
-    def dummy_gradients_bytes(self, c: int) -> FloatArray:
+    def dummy_gradients_bytes(self, c: Class) -> FloatArray:
         """Dummy weight gradients of the layers and the head on the ranks of class c, (n,) [B]."""
         tables = self.tables
         bits = 1 << np.arange(len(self.model.kinds))
         # A layer of multi-token prediction is one of the last kind.
-        held = ((tables.layers[:, c] > 0) * bits).sum(axis=1) | np.where(
-            tables.mtp[:, c], bits[self.model.layers[-1]], 0)
+        held = ((tables.layers > 0) * bits).sum(axis=2) | np.where(
+            tables.mtp, bits[self.model.layers[-1]], 0)
+        own = self.stage(held, c)
         has_head, total = self.stage(tables.has_head, c), np.zeros(len(self))
-        patterns = np.unique(held).tolist()
+        patterns = np.unique(own).tolist()
         for kinds in patterns:
             layers, head = self.costs.dummy_gradients_bytes(kinds)
             found = self.spread(layers) + has_head * self.spread(head)
             if len(patterns) == 1:
                 return found
-            total = np.where(held[self.layout_index] == kinds, found, total)
+            total = np.where(own == kinds, found, total)
         return total
 
     @cached_property
@@ -252,27 +312,20 @@ class Frame:
                          -(-wanted // np.maximum(self.batch["vpp"], 1)))
         return np.where(self.recomputes_layers, np.minimum(depth, self.tables.depth), 0)
 
-    def recomputed_layers(self, c: int) -> FloatArray:
+    def recomputed_layers(self, c: Class) -> FloatArray:
         """Layers of class c's chunks that are recomputed whole, shape (n, V, K)."""
-        return self._recomputed[c]
+        table, depth = self.tables.first_layers, self.recomputed_depth
+        if not self._recomputes_any:
+            return np.broadcast_to(0.0, (len(self), *table.shape[2:3], table.shape[-1]))
+        return table[self.layout_index, c, :, depth]
 
     @cached_property
-    def _recomputed(self) -> tuple[FloatArray, ...]:
-        classes = range(self.tables.num_classes)
-        if not np.any(self.recomputed_depth):
-            nothing = np.broadcast_to(0.0, (len(self), *self.tables.chunk_layers.shape[2:]))
-            return tuple(nothing for _ in classes)
-        return tuple(self.tables.first_layers[self.layout_index, c, :, self.recomputed_depth]
-                     for c in classes)
+    def _recomputes_any(self) -> bool:
+        return bool(np.any(self.recomputed_depth))
 
-    def whole_layers(self, c: int) -> FloatArray:
+    def whole_layers(self, c: Class) -> FloatArray:
         """The same of all chunks together, shape (n, K)."""
-        return self._whole[c]
-
-    @cached_property
-    def _whole(self) -> tuple[FloatArray, ...]:
-        table, depth = self.tables.rank_first_layers, self.recomputed_depth
-        if not np.any(depth):
-            nothing = np.broadcast_to(0.0, (len(self), table.shape[-1]))
-            return tuple(nothing for _ in range(self.tables.num_classes))
-        return tuple(table[self.layout_index, c, depth] for c in range(self.tables.num_classes))
+        table = self.tables.rank_first_layers
+        if not self._recomputes_any:
+            return np.broadcast_to(0.0, (len(self), table.shape[-1]))
+        return table[self.layout_index, c, self.recomputed_depth]

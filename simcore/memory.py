@@ -8,7 +8,7 @@ import numpy as np
 
 from simcore.activations import mlp_parts
 from simcore.batch import distinct
-from simcore.frame import Frame
+from simcore.frame import Class, Frame
 from simcore.inputs.fields import code
 from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
 from simcore.typing import FloatArray, IntArray
@@ -54,7 +54,7 @@ class ClassMemory:
         return ClassMemory(*(getattr(self, f.name)[index] for f in fields(self)))
 
 
-def class_memory(frame: Frame, c: int) -> ClassMemory:
+def class_memory(frame: Frame, c: Class) -> ClassMemory:
     """Bytes that tensors hold on the fullest rank of class c."""
     static, step = _static(frame, c)
     kept, in_flight = _activations(frame, c)
@@ -72,9 +72,9 @@ def class_memory(frame: Frame, c: int) -> ClassMemory:
                        phase)
 
 
-def _static(frame: Frame, c: int) -> tuple[tuple[FloatArray, ...], FloatArray]:
+def _static(frame: Frame, c: Class) -> tuple[tuple[FloatArray, ...], FloatArray]:
     """Weights, gradients, optimizer states and fixed buffers; and the step's temporaries."""
-    own = frame.parameters[c]
+    own = frame.parameters(c)
     each = frame.dense_bytes
     weights = own.dense * each.weight + own.dense_matrices * each.quantised
     gradients, optimizer, step = (own.dense * each.gradient, own.dense * each.optimizer,
@@ -89,7 +89,7 @@ def _static(frame: Frame, c: int) -> tuple[tuple[FloatArray, ...], FloatArray]:
     return (weights, gradients, optimizer, fixed), step
 
 
-def _fixed(frame: Frame, c: int) -> FloatArray:
+def _fixed(frame: Frame, c: Class) -> FloatArray:
     """Workspaces, dummy gradients and the gather buffer of the head's rank, (n,) [B]."""
     architecture = frame.system.accelerator.architecture
     workspace = TE_WORKSPACE_BYTES.get(architecture, 4 * MIB)
@@ -103,7 +103,7 @@ def _fixed(frame: Frame, c: int) -> FloatArray:
         frame.spread(gather) + CUBLAS_HEAD_BYTES)
 
 
-def _gathered(frame: Frame, c: int) -> FloatArray:
+def _gathered(frame: Frame, c: Class) -> FloatArray:
     """Under ZeRO-3: two gathered layers and the gradient of one (prefetch of the next); under
     ZeRO-2 the bucket that is being reduced, (n,) [B]."""
     zero = frame.batch["zero"]
@@ -120,7 +120,7 @@ def _gathered(frame: Frame, c: int) -> FloatArray:
     return np.where(zero >= 3, gathered, np.where(zero == 2, gradient * largest, 0.0))
 
 
-def _in_flight(frame: Frame, c: int) -> FloatArray:
+def _in_flight(frame: Frame, c: Class) -> FloatArray:
     """Chunk activations alive at most on the first rank of class c, (n,)."""
     batch, rank = frame.batch, frame.stage(frame.tables.first_rank, c).astype(np.int64)
     schedule = batch["schedule"]
@@ -144,7 +144,7 @@ def _unit_layers(frame: Frame) -> FloatArray:
     return np.where(uniform, np.maximum(frame.batch["recompute_unit_layers"], 1), 1)
 
 
-def _activations(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
+def _activations(frame: Frame, c: Class) -> tuple[FloatArray, FloatArray]:
     """Bytes saved for backward by all chunks in flight, and the chunks alive, (n,)."""
     chunk = frame.stage(frame.tables.chunk_layers, c)
     whole = frame.recomputed_layers(c)
@@ -183,7 +183,7 @@ def _activations(frame: Frame, c: int) -> tuple[FloatArray, FloatArray]:
     return kept, alive
 
 
-def _mixed_peak(frame: Frame, c: int, chunk_bytes: FloatArray, rows: FloatArray) -> FloatArray:
+def _mixed_peak(frame: Frame, c: Class, chunk_bytes: FloatArray, rows: FloatArray) -> FloatArray:
     """Most bytes alive where chunks of a rank differ, exactly, by distinct schedule."""
     rank = frame.stage(frame.tables.first_rank, c)[rows].astype(np.int64)
     columns = [*(frame.batch[name][rows] for name in SCHEDULE_FIELDS),
@@ -200,7 +200,7 @@ def _mixed_peak(frame: Frame, c: int, chunk_bytes: FloatArray, rows: FloatArray)
     return peak
 
 
-def _moments(frame: Frame, c: int, kept: FloatArray,
+def _moments(frame: Frame, c: Class, kept: FloatArray,
              in_flight: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Bytes beside the saves at each moment: forward, backward, head, recomputation, (n,)."""
     layers = frame.stage(frame.tables.layers, c)

@@ -172,7 +172,7 @@ def _memory(frame: Frame, limit_bytes: float) -> tuple[tuple[ClassMemory, ...],
     Evaluated once a distinct `MEMORY_FIELDS`: a search varies the overlap switches most.
     """
     narrow, index = frame.narrowed(MEMORY_FIELDS)
-    stages = tuple(class_memory(narrow, c) for c in range(narrow.tables.num_classes))
+    stages = narrow.per_class(class_memory)
     peaks = np.stack([stage.peak for stage in stages])
     fullest = np.argmax(peaks, axis=0)[None]
     peak = np.take_along_axis(peaks, fullest, axis=0)[0]

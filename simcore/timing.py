@@ -12,7 +12,7 @@ from simcore.data_parallel import StepEnds, step_ends, volumes
 from simcore.formulas.collectives import Collective, collective_s
 from simcore.formulas.pipeline import lower_bound_s
 from simcore.batch import distinct
-from simcore.frame import Frame
+from simcore.frame import Class, Frame
 from simcore.inputs.fields import FIELD, code
 from simcore.layer_costs import Times
 from simcore.memory import SCHEDULE_FIELDS
@@ -30,6 +30,14 @@ class Parts:
     backward: FloatArray
     whole: FloatArray
     """Forward once more, where the whole layer is recomputed."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Forward and backward of a micro-batch on one class of ranks, (n,) [s]."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
 
 
 def _sum(times: Mapping[Term, FloatArray]) -> FloatArray:
@@ -98,7 +106,7 @@ class Timing:
         """Once a step, (n,) [s]."""
         return self.frame.spread(self.frame.local.software("step_overhead_us")) * MICRO
 
-    def class_work(self, c: int) -> tuple[FloatArray, FloatArray]:
+    def class_work(self, c: Class) -> tuple[FloatArray, FloatArray]:
         """Forward and backward of a micro-batch through all chunks of a rank, (n,) [s]."""
         frame, tables = self.frame, self.frame.tables
         counts = frame.stage(tables.layers, c)
@@ -117,7 +125,7 @@ class Timing:
         sends = self.sends(c)
         return forward + sends[0] * self.blocking_s, backward + sends[1] * self.blocking_s
 
-    def sends(self, c: int) -> tuple[FloatArray, FloatArray]:
+    def sends(self, c: Class) -> tuple[FloatArray, FloatArray]:
         """Sends of a rank and micro-batch, forward and backward, (n,)."""
         frame, tables = self.frame, self.frame.tables
         is_piped = frame.batch["pp"] > 1
@@ -128,12 +136,16 @@ class Timing:
     @cached_property
     def classes(self) -> tuple[tuple[FloatArray, FloatArray, StepEnds], ...]:
         """Forward, backward (with exposed ZeRO traffic) and step ends of each class, (n,)."""
+        work = self.frame.per_class(self._work)
         found = []
-        for c, volume in enumerate(volumes(self.frame)):
-            forward, backward = self.class_work(c)
-            ends = step_ends(self.frame, volume, forward, backward)
-            found.append((forward + ends.forward_s, backward + ends.backward_s, ends))
+        for own, volume in zip(work, volumes(self.frame), strict=True):
+            ends = step_ends(self.frame, volume, own.forward_s, own.backward_s)
+            found.append((own.forward_s + ends.forward_s, own.backward_s + ends.backward_s, ends))
         return tuple(found)
+
+    def _work(self, frame: Frame, c: Class) -> Work:
+        timing = self if frame is self.frame else Timing(frame)
+        return Work(*timing.class_work(c))
 
     @cached_property
     def post_s(self) -> FloatArray:
@@ -180,7 +192,7 @@ class Timing:
                                   & (frame.stage(tables.has_head, c) == 0))
         return plain
 
-    def _before(self, c: int) -> tuple[FloatArray, FloatArray]:
+    def _before(self, c: Class) -> tuple[FloatArray, FloatArray]:
         """Forward and backward of virtual stage 0 on the ranks before a class' last, (n,)."""
         frame, tables = self.frame, self.frame.tables
         counts = frame.stage(tables.before[:, :, -1], c)

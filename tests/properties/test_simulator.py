@@ -30,8 +30,8 @@ from simcore.rules import check
 MODELS = ("llama3-8b", "llama3-70b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b",
           "qwen3-next-80b-a3b", "gpt2-xl", "gemma2-27b")
 SYSTEMS = ("h100-sxm", "b200-sxm", "a100-sxm-80g", "gb200-nvl72")
-POOL, KEPT = 1500, 24
-HOLDS = settings(max_examples=12, deadline=None, derandomize=True,
+POOL, KEPT = 1000, 16
+HOLDS = settings(max_examples=8, deadline=None, derandomize=True,
                  suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 SEEDS = st.integers(0, 2**32 - 1)
 CHOICES: dict[str, tuple[float, ...]] = {
@@ -187,12 +187,11 @@ def test_faster_links_are_never_slower(name: str, system: str, seed: int) -> Non
     model, chips, batch = some(name, system, seed)
     before = evaluate(model, chips, batch).columns["step_time_s"]
     network = chips.network
-    for link in ("nic_gb_per_s", "link_gb_per_s", "domain_gb_per_s"):
-        if hasattr(network, link):
-            faster = chips.model_copy(update={"network": network.model_copy(update={
-                link: 2 * getattr(network, link)})})
-            after = evaluate(model, faster, batch).columns["step_time_s"]
-            assert np.all(after <= before * (1 + 1e-9)), link
+    for link in ("nic_gb_per_s", "scale_up_gb_per_s"):
+        faster = chips.model_copy(update={"network": network.model_copy(update={
+            link: 2 * getattr(network, link)})})
+        after = evaluate(model, faster, batch).columns["step_time_s"]
+        assert np.all(after <= before * (1 + 1e-9)), link
 
 
 @HOLDS
@@ -201,7 +200,8 @@ def test_parameters_of_all_ranks_are_the_models(name: str, seed: int) -> None:
     model, chips, batch = some(name, "h100-sxm", seed, tp=1, etp=1, mtp=0)
     frame = Frame.build(model, chips, batch)
     total = np.zeros(len(batch))
-    for c, own in enumerate(frame.parameters):
+    for c in range(frame.tables.num_classes):
+        own = frame.parameters(c)
         ranks = frame.stage(frame.tables.num_ranks, c)
         total += ranks * (own.dense + own.expert * batch["ep"])
     vocabulary = float(padded_vocab(model, 1)) * model.hidden_size
