@@ -24,8 +24,8 @@ _PUBLIC = {
     "NoFeasibleStrategyError": "errors", "SimcoreError": "errors", "load_model": "inputs.load",
     "load_system": "inputs.load", "ModelSpec": "inputs.model", "Strategy": "inputs.strategy",
     "SystemSpec": "inputs.system", "Bounds": "prediction", "Prediction": "prediction",
-    "Predictions": "prediction", "bound": "prediction", "evaluate": "prediction", "predict": "prediction",
-    "resolve": "resolve", "check": "rules",
+    "Predictions": "prediction", "bound": "prediction", "evaluate": "prediction",
+    "predict": "prediction", "resolve": "resolve", "check": "rules",
 }
 
 __all__ = [

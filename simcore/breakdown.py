@@ -20,7 +20,8 @@ def busiest_class(timing: Timing) -> IntArray:
     m = timing.frame.microbatches
     busy = [m * (forward + backward) + ends.reduce_s + ends.gather_s + ends.optimizer_s
             for forward, backward, ends in timing.classes]
-    return np.argmax(np.stack(busy), axis=0)
+    chosen: IntArray = np.argmax(np.stack(busy), axis=0)
+    return chosen
 
 
 def time_terms(timing: Timing, step_s: FloatArray) -> dict[str, FloatArray]:
@@ -42,7 +43,8 @@ def _class_terms(timing: Timing, c: IntArray) -> dict[str, FloatArray]:
 
     def chosen(name: str) -> FloatArray:
         values = np.stack([getattr(ends, name) for ends in found])
-        return np.take_along_axis(values, c[None], axis=0)[0]
+        taken: FloatArray = np.take_along_axis(values, c[None], axis=0)[0]
+        return taken
 
     total = {term: np.zeros(len(frame)) for term in Term}
     again = np.zeros(len(frame))

@@ -11,7 +11,7 @@ from simcore.frame import Class, Frame
 from simcore.inputs.fields import code
 from simcore.placement import Placement
 from simcore.states import dtype_bytes, fp8_rows
-from simcore.typing import FloatArray, Num
+from simcore.typing import FloatArray, IntArray, Num
 from simcore.units import GB
 
 UNHIDDEN_BUCKET_SHARE = 0.03
@@ -55,7 +55,8 @@ def _gradient_bytes(frame: Frame) -> FloatArray:
     return np.where(frame.batch["grad_dtype"] == code("grad_dtype", "fp32"), 4.0, 2.0)
 
 
-def _collectives(frame: Frame, parameters: FloatArray, group: Placement, ranks: FloatArray) -> _Collectives:
+def _collectives(frame: Frame, parameters: FloatArray, group: Placement,
+                 ranks: IntArray) -> _Collectives:
     """Reduction (scatter, or all-reduce without sharding) and gather over one group."""
     network = frame.system.network
 
@@ -175,7 +176,7 @@ def _tied_embedding_s(frame: Frame, c: Class) -> FloatArray:
     return np.where((ends > 0) & (pp > 1), seconds, 0.0)
 
 
-def _optimizer_s(frame: Frame, parameters: FloatArray, shards: FloatArray) -> FloatArray:
+def _optimizer_s(frame: Frame, parameters: FloatArray, shards: IntArray) -> FloatArray:
     """Memory passes of the step: zeroing the buffer, norm, clipping, update, new weights.
 
     Adam reads and writes master weights and moments and reads the gradient; each element's

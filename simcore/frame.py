@@ -125,9 +125,10 @@ class Frame:
     def stage(self, table: FloatArray | IntArray | BoolArray, c: Class) -> FloatArray:
         """Gather a table of shape (L, C, ...) at class c to the rows, shape (n, ...)."""
         if len(table) == 1 and isinstance(c, int):
-            row = table[:, c]
-            return row if len(self) == 1 else np.broadcast_to(row, (len(self), *row.shape[1:]))  # type: ignore[return-value]
-        return table[self.layout_index, c]  # type: ignore[return-value]
+            row = cast(FloatArray, table[:, c])
+            return row if len(self) == 1 else np.broadcast_to(row, (len(self), *row.shape[1:]))
+        rows: FloatArray = table[self.layout_index, c]
+        return rows
 
     @cached_property
     def wide(self) -> Frame:
@@ -317,7 +318,8 @@ class Frame:
         table, depth = self.tables.first_layers, self.recomputed_depth
         if not self._recomputes_any:
             return np.broadcast_to(0.0, (len(self), *table.shape[2:3], table.shape[-1]))
-        return table[self.layout_index, c, :, depth]
+        rows: FloatArray = table[self.layout_index, c, :, depth]
+        return rows
 
     @cached_property
     def _recomputes_any(self) -> bool:
@@ -328,4 +330,5 @@ class Frame:
         table = self.tables.rank_first_layers
         if not self._recomputes_any:
             return np.broadcast_to(0.0, (len(self), table.shape[-1]))
-        return table[self.layout_index, c, self.recomputed_depth]
+        rows: FloatArray = table[self.layout_index, c, self.recomputed_depth]
+        return rows

@@ -18,7 +18,7 @@ from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.parameters import padded_vocab
 from simcore.placement import Group, Placement, place
-from simcore.typing import BoolArray, FloatArray
+from simcore.typing import BoolArray, FloatArray, IntArray
 
 LOCAL_FIELDS: tuple[str, ...] = (
     "tp", "cp", "ep", "etp", "mbs", "seq_len", "sp", "recompute", "precision", "attention",
@@ -52,7 +52,7 @@ class Local:
     system: SystemSpec
     batch: Batch
     profiles: tuple[Profile, ...]
-    profile_index: FloatArray
+    profile_index: IntArray
 
     def real(self, name: str) -> FloatArray:
         """Return a field's column as float64, shape (u,)."""
@@ -65,12 +65,14 @@ class Local:
     def software(self, name: str) -> FloatArray:
         """Return a number of the framework's profile, shape (u,)."""
         table = np.array([float(getattr(p, name)) for p in self.profiles])
-        return table[self.profile_index]
+        values: FloatArray = table[self.profile_index]
+        return values
 
     def style_is(self, style: str) -> BoolArray:
         """Tell where the profile has this memory style, shape (u,)."""
-        return np.array([p.memory_style.value == style for p in self.profiles])[
-            self.profile_index]
+        styles = np.array([p.memory_style.value == style for p in self.profiles])
+        rows: BoolArray = styles[self.profile_index]
+        return rows
 
     def recomputes(self, module: str) -> BoolArray:
         """Tell where a module is recomputed, shape (u,)."""

@@ -183,7 +183,7 @@ def _activations(frame: Frame, c: Class) -> tuple[FloatArray, FloatArray]:
     return kept, alive
 
 
-def _mixed_peak(frame: Frame, c: Class, chunk_bytes: FloatArray, rows: FloatArray) -> FloatArray:
+def _mixed_peak(frame: Frame, c: Class, chunk_bytes: FloatArray, rows: IntArray) -> FloatArray:
     """Most bytes alive where chunks of a rank differ, exactly, by distinct schedule."""
     rank = frame.stage(frame.tables.first_rank, c)[rows].astype(np.int64)
     columns = [*(frame.batch[name][rows] for name in SCHEDULE_FIELDS),
@@ -226,7 +226,8 @@ def _moments(frame: Frame, c: Class, kept: FloatArray,
     kept_head, beside_head = frame.costs.head_memory
     has_head = frame.stage(frame.tables.has_head, c)
     head = np.where(has_head > 0, frame.spread(kept_head + beside_head), 0.0)
-    return forward + later + received, backward + later, head + later * (head > 0), recompute + later
+    return (forward + later + received, backward + later, head + later * (head > 0),
+            recompute + later)
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,8 @@ def _rates(frame: Frame, step_s: FloatArray) -> dict[str, FloatArray]:
     tokens = batch.real("gbs") * batch.real("seq_len")
     gpus = batch.real("gpus")
     flops = tokens * model_flops_per_token(frame.model, batch.real("seq_len"),
-                                           mtp=np.maximum(batch["mtp"], 0), tp=batch["tp"])
+                                           mtp=np.maximum(batch.real("mtp"), 0.0),
+                                           tp=batch.real("tp"))
     is_low = np.array([p in FP8_FAMILY for p in FIELD["precision"].choices])[batch["precision"]]
     peak = np.where(is_low, accelerator.peak_fp8_tflops, accelerator.peak_bf16_tflops) * TERA
     again = recomputed_flops(frame)

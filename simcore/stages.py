@@ -62,12 +62,12 @@ class StageTables:
     @property
     def num_classes(self) -> int:
         """Classes in the widest layout."""
-        return self.first_rank.shape[1]
+        return int(self.first_rank.shape[1])
 
     @property
     def depth(self) -> int:
         """Most layers in a chunk, Q."""
-        return self.first_layers.shape[3] - 1
+        return int(self.first_layers.shape[3]) - 1
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from simcore.degrees import data_parallel, expert_data_parallel
 from simcore.inputs.fields import FIELD, code
 from simcore.inputs.system import SystemSpec
 from simcore.local import DTYPE_BYTES, FP8_FAMILY
-from simcore.typing import FloatArray
+from simcore.typing import BoolArray, FloatArray
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def dtype_bytes(batch: Batch, name: str) -> FloatArray:
     return table[batch[name]]
 
 
-def fp8_rows(batch: Batch) -> FloatArray:
+def fp8_rows(batch: Batch) -> BoolArray:
     """Where matrices have fp8 copies, shape (n,)."""
     return np.isin(batch["precision"], [code("precision", p) for p in FP8_FAMILY])
 
 
 def bytes_per_parameter(batch: Batch, system: SystemSpec, shards: FloatArray,
-                        *, upcasts: FloatArray, is_fsdp: FloatArray) -> BytesPerParameter:
+                        *, upcasts: BoolArray, is_fsdp: BoolArray) -> BytesPerParameter:
     """Bytes a rank holds for each of its parameters.
 
     Parameters

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
+from simcore.batch import distinct
 from simcore.data_parallel import StepEnds, step_ends, volumes
 from simcore.formulas.collectives import Collective, collective_s
 from simcore.formulas.pipeline import lower_bound_s
-from simcore.batch import distinct
 from simcore.frame import Class, Frame
 from simcore.inputs.fields import FIELD, code
 from simcore.layer_costs import Times
@@ -190,7 +190,8 @@ class Timing:
             for c in range(tables.num_classes):
                 plain = plain & ~((frame.stage(tables.mtp, c) > 0)
                                   & (frame.stage(tables.has_head, c) == 0))
-        return plain
+        rows: BoolArray = plain
+        return rows
 
     def _before(self, c: Class) -> tuple[FloatArray, FloatArray]:
         """Forward and backward of virtual stage 0 on the ranks before a class' last, (n,)."""
@@ -227,7 +228,8 @@ class Timing:
                         group_size=group_size, forward_s=forward, backward_s=backward,
                         edge_s=np.ascontiguousarray(self.edge_s[rows]))
         reduce = np.stack([c[2].reduce_s[rows] for c in self.classes])
-        return (ends + np.take_along_axis(reduce, classes, axis=0)).max(axis=0)
+        last: FloatArray = (ends + np.take_along_axis(reduce, classes, axis=0)).max(axis=0)
+        return last
 
     def _rank_work(self, rows: IntArray, pp: int,
                    vpp: int) -> tuple[FloatArray, FloatArray, IntArray]:

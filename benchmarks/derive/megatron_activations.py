@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron_parameters import MEGATRON_VERSION, ROOT, config_of, fake_world
-
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
@@ -36,6 +34,7 @@ from megatron.core.tensor_parallel import random as tensor_random
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mla_qk_norm_config import QKNormConfigResolver
+from megatron_parameters import MEGATRON_VERSION, ROOT, config_of, fake_world
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simcore.inputs.load import load_model

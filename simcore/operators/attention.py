@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from simcore.flops import core_attention_flops_per_token
+from simcore.inputs.fields import code
+from simcore.inputs.model import AttentionKind, LayerKind, Norm
 from simcore.kernels import elementwise, gemm, launch_s, memory_bytes_per_s
 from simcore.local import Local
 from simcore.operators.base import Op, Phase, make
-from simcore.inputs.fields import code
-from simcore.inputs.model import AttentionKind, LayerKind, Norm
 from simcore.roofs import bf16_flops_per_s
 from simcore.typing import FloatArray
 

@@ -30,7 +30,8 @@ ODD = ("", " ", "abc", "-1", "0", "1.5", "nan", "inf", "-inf", "1e400", "9" * 30
        "\ud800", "x" * 5000, "%s%n", "../../etc/passwd", "'; --", "\u202etxt", "--tp")
 TEXTS: tuple[str, ...] = (
     "", "\n", "[]", "null", "42", "- 1\n- 2\n", "a: [1\n", "a: 'x\n", "\ttp: 2\n",
-    "%YAML 9\n--- a", "tp: 2\ntp: 4\n", "a: &a [*a]\n", "a: &a {b: *a}\n", "!!python/object/apply:os.getcwd []",
+    "%YAML 9\n--- a", "tp: 2\ntp: 4\n", "a: &a [*a]\n", "a: &a {b: *a}\n",
+    "!!python/object/apply:os.getcwd []",
     "gpus: !!binary aGk=\n", "? [1, 2]\n: 3\n", "\x00", "\ufeffgpus: 8\n",
     "---\na: 1\n---\nb: 2\n",
     "a: " + "[" * 3000, "{" * 3000, "<<: 5\n", "gpus: 2024-13-45\n", "gpus: 0o17\n", "1: 2\n",

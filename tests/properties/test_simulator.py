@@ -58,7 +58,7 @@ CHOICES: dict[str, tuple[float, ...]] = {
 }
 """Codes to draw from; an unset field takes its default."""
 KEEP_DEFAULT = 0.75
-"""Share of a row's fields beyond the degrees that stay at their default, so that rows are legal."""
+"""Share of a row's fields beyond the degrees that keep their default, so that rows are legal."""
 DEGREES = ("gpus", "tp", "cp", "pp", "vpp", "ep", "mbs", "seq_len")
 
 
