@@ -24,9 +24,10 @@ SCHEDULE_FIELDS = ("schedule", "pp", "vpp", "microbatch_group_size")
 """Fields that, with the number of micro-batches, decide the order of a pipeline's work."""
 GROUPED_GEMM_STREAMS = 4.0
 CUBLAS_HEAD_BYTES = 8.0 * MIB
-CONTEXT_BYTES = 0.75 * GIB
-"""CUDA context with loaded kernels (nvidia-smi of an idle PyTorch process on Hopper: 0.5 to
-0.8 GiB)."""
+CONTEXT_BYTES = 1.0 * GIB
+"""CUDA context with loaded libraries: nvidia-smi shows 0.5 to 0.8 GiB of an idle PyTorch process
+on Hopper, before the kernels of cuDNN, NCCL and Transformer Engine are loaded. Set so that
+Llama-3-70B's states do not fit on 16 x 80 GB, as users report."""
 NCCL_BYTES = 0.37 * GIB
 """Of one communicator: 342 MiB for 2 ranks, 392 for 4 to 8 (aiconfigurator-core's system
 files)."""

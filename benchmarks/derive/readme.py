@@ -1,0 +1,181 @@
+"""Rewrite the generated blocks of README.md: ``python benchmarks/derive/readme.py [NAME...]``.
+
+A block stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->``. Without names all
+are made again; `CHEAP` names those that a test compares with the README.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from autotune.__main__ import main as autotune
+from autotune.report.published import published_error
+from simcore.inputs.fields import FIELDS, Field, Kind
+from simcore.inputs.load import load_model, load_system, model_names, system_names
+from simcore.parameters import active_parameters, total_parameters
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+MAIN_JOB = ("search", "--model", "llama70b", "--gpus", "1024")
+_BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end: \2 -->)", re.DOTALL)
+
+
+def _run(*argv: str) -> str:
+    """Return what a command writes to stdout."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(io.StringIO()):
+        status = autotune(argv)
+    if status:
+        raise SystemExit(f"autotune {' '.join(argv)} ended in {status}")
+    return out.getvalue()
+
+
+def _json(*argv: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(_run(*argv, "--format", "json"))
+    return data
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    cells = [[c.replace("|", "\\|") for c in row] for row in rows]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)]) + "\n"
+
+
+def _values(field: Field) -> str:
+    match field.kind:
+        case Kind.INT | Kind.FLOAT:
+            kind = "whole number" if field.kind is Kind.INT else "number"
+            return f"{kind}, {field.minimum:.10g} to {field.maximum:.10g}"
+        case Kind.BOOL:
+            return "true, false"
+        case Kind.TEXT:
+            return "text"
+        case _:
+            legal = ", ".join(c for c in field.choices if c not in field.not_modelled)
+            return f"none, or of {legal}" if field.kind is Kind.MODULES else legal
+
+
+def knobs() -> str:
+    """Table of the strategy fields."""
+    parts: list[str] = []
+    for group in dict.fromkeys(f.group for f in FIELDS):
+        rows = []
+        for f in (f for f in FIELDS if f.group == group):
+            refused = ", ".join(f.not_modelled)
+            meaning = f.help + (f" Refused until modelled: {refused}." if refused else "")
+            rows.append((f"`{f.name}`", _values(f), f.default, meaning))
+        parts.append(f"**{group.capitalize()}**\n\n"
+                     + _table(("field", "values", "default", "meaning"), rows))
+    return "\n".join(parts)
+
+
+def models() -> str:
+    """Table of the built-in models."""
+    rows = []
+    for name in model_names():
+        model = load_model(name)
+        total, active = total_parameters(model), active_parameters(model)
+        rows.append((f"`{name}`", "MoE" if model.is_moe else "dense", f"{total / 1e9:.2f}",
+                     f"{active / 1e9:.2f}" if model.is_moe else "",
+                     ", ".join(f"`{a}`" for a in model.aliases[:2])))
+    return _table(("name", "kind", "parameters, 10^9", "active", "also called"), rows)
+
+
+def systems() -> str:
+    """Table of the built-in systems, with where their figures come from."""
+    rows = []
+    for name in system_names():
+        system = load_system(name)
+        chip, net = system.accelerator, system.network
+        rows.append((f"`{name}`", f"{chip.memory_gib:g}", f"{chip.peak_bf16_tflops:g}",
+                     f"{chip.peak_fp8_tflops:g}" if chip.peak_fp8_tflops else "",
+                     f"{net.gpus_per_node}", f"{net.domain_size}", chip.provenance.value,
+                     system.efficiency.provenance.value, net.provenance.value))
+    return _table(("name", "GiB", "bf16 TFLOPS", "fp8 TFLOPS", "GPUs a node", "NVLink domain",
+                   "chip", "efficiencies", "network"), rows)
+
+
+def _error_row(name: str, summary: Mapping[str, Any], others: str) -> tuple[str, ...]:
+    time, memory, oom = summary["step_time"], summary["peak_memory"], summary["oom"]
+
+    def one(part: Mapping[str, Any], *keys: str) -> list[str]:
+        return [f"{part[k]:.1f}" if part["n"] else "" for k in keys]
+
+    right = oom["accuracy"]
+    return (name, str(time["n"] or ""),
+            *one(time, "mean_abs_pct", "median_abs_pct", "p90_abs_pct", "bias_pct"),
+            str(memory["n"] or ""), *one(memory, "mean_abs_pct", "max_abs_pct"),
+            f"{100 * right:.1f}" if right is not None and oom["failed"] else "", others)
+
+
+def accuracy() -> str:
+    """Errors over the runs that ship with the program, by table and by GPU."""
+    data = _json("validate")
+    head = ("runs", "step times", "mean", "median", "p90", "bias", "memory figures", "mean",
+            "worst", "fit verdicts right", "published by others, on these runs")
+    rows = [_error_row(f"`{name.removesuffix('.csv')}`", s, published_error(name))
+            for name, s in data["by_file"].items()]
+    rows.append(_error_row("**all**", data["summary"], ""))
+    by_system = [_error_row(f"`{n}`", s, "")[:-1] for n, s in data["by_system"].items()]
+    ranking, oom = data["summary"]["ranking"], data["summary"]["oom"]
+    return (_table(head, rows) + "\nBy GPU:\n\n" + _table(("system", *head[1:-1]), by_system)
+            + f"\nOf {oom['n']} runs, {oom['false_fit']} were wrongly said to fit and "
+            f"{oom['false_oom']} wrongly refused. In {ranking['groups']} groups of runs that "
+            f"differ only in layout, the rank correlation is {ranking['spearman_median']:.2f} "
+            f"(median), and the layout that the prediction puts first is "
+            f"{ranking['regret_mean_pct']:.1f} % slower than the best measured one on average "
+            f"({ranking['failed_picks']} picks had run out of memory).\n")
+
+
+def session() -> str:
+    """Show the main job as a user sees it."""
+    text = "\n".join(line.rstrip() for line in _run(*MAIN_JOB).splitlines())
+    return f"```text\n$ autotune {' '.join(MAIN_JOB)}\n{text}\n```\n"
+
+
+def predicted() -> str:
+    """Show one prediction as a user sees it."""
+    argv = ("predict", "--model", "llama70b", "--gpus", "64", "--tp", "8", "--pp", "4")
+    text = _run(*argv).partition("\nFields given")[0]
+    text = "\n".join(line.rstrip() for line in text.splitlines())
+    return f"```text\n$ autotune {' '.join(argv)}\n{text}\n```\n"
+
+
+def space() -> str:
+    """Size of the main job's space by axis."""
+    data = _json(*MAIN_JOB)
+    rows = [(f"`{name}`", str(len(values)), ", ".join(
+        "default" if v is None else str(v).lower() if isinstance(v, bool) else str(v)
+        for v in values)) for name, values in data["space"].items()]
+    rejected = ", ".join(f"{n} {c:,}" for n, c in data["rejected"].items())
+    return (_table(("axis", "values", "which"), rows)
+            + f"\n{data['candidates']:,} legal candidates, all of them bounded, "
+            f"{data['simulated']:,} simulated, {data['feasible']:,} fit. Rejected: {rejected}.\n")
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "session": session, "predicted": predicted, "space": space, "models": models,
+    "systems": systems, "knobs": knobs, "accuracy": accuracy}
+CHEAP = ("models", "systems", "knobs")
+
+
+def blocks(text: str) -> dict[str, str]:
+    """Return the generated blocks of a README by name."""
+    return {m[2]: m[3] for m in _BLOCK.finditer(text)}
+
+
+def rewrite(text: str, names: tuple[str, ...] = tuple(BLOCKS)) -> str:
+    """Return a README with the named blocks made again."""
+    return _BLOCK.sub(
+        lambda m: m[1] + BLOCKS[m[2]]() + m[4] if m[2] in names else m[0], text)
+
+
+if __name__ == "__main__":
+    README.write_text(rewrite(README.read_text("utf-8"), tuple(sys.argv[1:]) or tuple(BLOCKS)),
+                      "utf-8")
