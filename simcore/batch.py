@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 import numpy as np
@@ -67,7 +68,7 @@ class Batch:
     def real(self, name: str) -> FloatArray:
         """Return a column as float64, shape (n,)."""
         column = self.columns[name]
-        if is_constant(column):
+        if self.size > 1 and is_constant(column):
             return np.broadcast_to(np.float64(column[0]), (self.size,))
         return column.astype(np.float64)
 
@@ -78,8 +79,11 @@ class Batch:
         full: dict[str, Column] = {}
         for name in FIELD_NAMES:
             value = as_column(columns.get(name, UNSET), _dtype(name))
-            wide = np.broadcast_to(value, (size,)) if value.ndim == 0 else value
-            full[name] = cast(Column, wide)
+            if value.ndim == 0:
+                # A batch of one needs no stride of 0, which costs ten times a reshape.
+                value = value.reshape(1) if size == 1 else cast(
+                    Column, np.broadcast_to(value, (size,)))
+            full[name] = value
         return cls(full, tuple(texts), size)
 
     @classmethod
@@ -89,7 +93,8 @@ class Batch:
         texts: list[str] = []
         columns: dict[str, Column | float] = {}
         for name in FIELD_NAMES:
-            codes = [encode(FIELD[name], getattr(row, name), texts) for row in rows]
+            field = FIELD[name]
+            codes = [encode(field, value, texts) for value in map(attrgetter(name), rows)]
             same = all(c == codes[0] for c in codes) if codes else True
             columns[name] = (codes[0] if codes else UNSET) if same else np.asarray(codes)
         return cls.from_columns(columns, texts=texts, size=len(rows))
@@ -141,8 +146,8 @@ def distinct(columns: Sequence[Column], size: int) -> tuple[IntArray, IntArray]:
         Row of the first occurrence of each combination, shape (u,), and for each row the
         combination it has, shape (size,).
     """
-    varying = [column for column in columns if not is_constant(column)]
-    if not varying or size == 0:
+    varying = [] if size <= 1 else [c for c in columns if not is_constant(c)]
+    if not varying:
         return np.zeros(min(1, size), np.int64), np.zeros(size, np.int64)
     key, width = _dense(varying[0])
     for column in varying[1:]:

@@ -50,8 +50,14 @@ class Context:
 
     def __getitem__(self, name: str) -> IntArray:
         """Return a column, shape (n,), or (1,) where all rows are the same."""
-        column = self.batch[name]
-        return column[:1] if is_constant(column) else column
+        return self._columns[name]
+
+    @cached_property
+    def _columns(self) -> dict[str, IntArray]:
+        """Every column, cut to one row where all are the same; rules look them up hundreds of
+        times."""
+        return {name: column[:1] if is_constant(column) else column  # type: ignore[misc]
+                for name, column in self.batch.columns.items()}
 
     def real(self, name: str) -> FloatArray:
         """Return a column of a FLOAT field, shape (n,) or (1,)."""
