@@ -19,6 +19,11 @@ def launch_s(local: Local) -> float:
     return local.system.efficiency.launch_s_per_kernel_us * MICRO
 
 
+def bf16_flops_per_s(local: Local) -> float:
+    """Dense bf16 peak [FLOP/s]."""
+    return local.system.accelerator.peak_bf16_tflops * TERA
+
+
 def memory_bytes_per_s(local: Local) -> float:
     """Bandwidth that element-wise kernels reach [B/s]."""
     system = local.system

@@ -7,10 +7,9 @@ import numpy as np
 from simcore.flops import core_attention_flops_per_token
 from simcore.inputs.fields import code
 from simcore.inputs.model import AttentionKind, LayerKind, Norm
-from simcore.kernels import elementwise, gemm, launch_s, memory_bytes_per_s
+from simcore.kernels import bf16_flops_per_s, elementwise, gemm, launch_s, memory_bytes_per_s
 from simcore.local import Local
 from simcore.operators.base import Op, Phase, make
-from simcore.roofs import bf16_flops_per_s
 from simcore.typing import FloatArray
 
 UNFUSED_NORM_PASSES = 3.0
