@@ -183,7 +183,7 @@ def local_costs(model: ModelSpec, system: SystemSpec, distinct: Batch) -> LocalC
     return _remembered(model, system, rows.tobytes(), len(distinct), distinct.texts)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _remembered(model: ModelSpec, system: SystemSpec, rows: bytes, size: int,
                 texts: tuple[str, ...]) -> LocalCosts:
     table = np.frombuffer(rows).reshape(len(LOCAL_FIELDS), size)

@@ -93,7 +93,7 @@ def _classes(layout: PipelineLayout) -> _Classes:
     return _Classes(ranks, class_of_rank)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def stage_tables(model: ModelSpec, layouts: tuple[PipelineLayout, ...]) -> StageTables:
     """Build the tables of some layouts."""
     kinds = len(model.kinds)
