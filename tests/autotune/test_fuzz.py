@@ -105,7 +105,8 @@ def _try_fixes(case: Case, err: str, capsys: pytest.CaptureFixture[str]) -> None
     """
     states = [(case.options, err)]
     named = 0
-    for _ in range(STEPS if case.legal is False else 1):
+    is_value = case.legal is False or "number from" in err
+    for _ in range(STEPS if is_value else 1):
         later: list[tuple[dict[str, str], str]] = []
         for options, message in states:
             for change in _changes(case, message):
