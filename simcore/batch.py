@@ -15,7 +15,7 @@ from simcore.inputs.fields import FIELD, FIELD_NAMES, UNSET, Kind
 from simcore.inputs.strategy import Strategy
 from simcore.typing import BoolArray, FloatArray, IntArray
 
-CHUNK = 16384
+CHUNK = 32768
 """Rows evaluated at once: small enough that temporaries stay in the cache."""
 
 _NARROW = 1 << 12
