@@ -55,6 +55,10 @@ class Profile(Frozen):
     """Share of the gradient reduction that backward can hide at most."""
     overlap_param_gather_share: Share = 0.9
     tp_overlap_share: Share = 0.65
+    tp_backward_hidden_share: Share = 0.5
+    """Of a collective that starts beside a product of backward, at most, by the product's time
+    (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core). Half: both share the
+    multiprocessors; between SimuMax's B200 rows (less) and Korthikanti et al. (more)."""
     ep_overlap_share: Share = 0.8
     fsdp_prefetch_share: Share = 0.95
     moe_layer_cpu_us: Annotated[float, Field(ge=0, le=1e6)] = 4000

@@ -13,9 +13,6 @@ from simcore.operators.base import Op, Phase, Term, make
 from simcore.placement import Placement
 from simcore.typing import FloatArray, Num
 
-ASYNC_HIDDEN_SHARE = 0.8
-"""Of a collective that Megatron starts beside a product of backward
-(`LinearWithGradAccumulationAndAsyncCommunication`), at most, by the product's time."""
 GROUPED_DISPATCH_EFFICIENCY = 1.25
 """Fused dispatchers (DeepEP, HybridEP) against NCCL's all-to-all, in bandwidth
 (DeepEP's README: 153-158 GB/s of 160 over NVLink, 43-58 of 50 over RDMA, de-duplicated)."""
@@ -55,7 +52,7 @@ def tensor_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> lis
                                     "kv_up_dgrad", "kv_up_wgrad", "q_up_dgrad", "q_up_wgrad",
                                     "shared_fc1_dgrad", "shared_fc1_wgrad", "in_proj_dgrad",
                                     "in_proj_wgrad")), np.zeros_like(gather)) / pairs
-    hidden = np.minimum(beside * ASYNC_HIDDEN_SHARE, products * ASYNC_HIDDEN_SHARE)
+    hidden = local.software("tp_backward_hidden_share") * np.minimum(beside, products)
     backward = (np.where(sp, gather, 0.0) + beside - hidden) * exposed_share
     moved = np.where(sp, 1.0, 2.0) * whole * (local.tp - 1) / local.tp
     ops = []
