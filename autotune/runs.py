@@ -26,6 +26,8 @@ NOT_RUNS = {
 DOUBTFUL = "doubtful.csv"
 RENAMED = {"release": "framework_version"}
 RECOMPUTE_OF_MODE = {"selective_op": "selective_op", "every_2nd_layer": "full"}
+COMPOSER_VERSION = "2023"
+"""Version of the `fsdp` framework whose profile describes llm-foundry's runs."""
 REDUCTION_OF_MODE = {"PURE": "bf16", "DEFAULT": "fp32"}
 """Composer's FSDP modes: PURE reduces gradients in bf16, DEFAULT in fp32
 (`composer.trainer.mosaic_fsdp_utils.get_mixed_precision`)."""
@@ -127,6 +129,8 @@ def translate(cells: Mapping[str, str], extras: Mapping[str, str]
         fields.setdefault("recompute", mode)
     if conditions.get("mp_mode") in REDUCTION_OF_MODE:
         fields.setdefault("grad_dtype", REDUCTION_OF_MODE[conditions["mp_mode"]])
+        # Composer's modes: llm-foundry on PyTorch's first FSDP, with FlashAttention 1.
+        fields.setdefault("framework_version", COMPOSER_VERSION)
     if fields.get("framework") == "aleph-alpha-scaling" and "kernel" in conditions:
         # The kernel's suffix says whether FlashAttention's fused RMSNorm was used with it.
         fields.setdefault("fused_norm", str(conditions["kernel"].endswith("+rms")).lower())

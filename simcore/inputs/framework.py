@@ -54,6 +54,9 @@ class Profile(Frozen):
     overlap_grad_reduce_share: Share = 0.9
     """Share of the gradient reduction that backward can hide at most."""
     overlap_param_gather_share: Share = 0.9
+    attention_rate_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Rate of its fused attention kernel over the system's; FlashAttention 1 runs at about half
+    of 2 (Dao, arXiv 2307.08691, figures 4 to 6)."""
     tp_overlap_share: Share = 0.65
     tp_backward_hidden_share: Share = 0.5
     """Of a collective that starts beside a product of backward, at most, by the product's time

@@ -146,7 +146,8 @@ def core_attention_ops(local: Local, kind: LayerKind) -> list[Op]:
         (Phase.FORWARD, 1.0, efficiency.attention_forward_frac),
         (Phase.BACKWARD, BACKWARD_FLOPS_RATIO, efficiency.attention_backward_frac),
     ):
-        fused = ratio * flops / (peak * frac * narrow * fill)
+        fused = ratio * flops / (peak * frac * narrow * fill
+                                 * local.software("attention_rate_frac"))
         # Not fused: the whole square is computed by batched products, and the scores travel:
         # written by the product, read and written by scale, mask and softmax, read again.
         scores = local.real("mbs") * heads * (
