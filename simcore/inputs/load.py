@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from simcore.errors import InputError, Issue, nearest
 from simcore.inputs.fields import FIELD
 from simcore.inputs.framework import FrameworkSpec
-from simcore.inputs.hf import model_from_hf
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
@@ -195,6 +194,9 @@ def _model_from_file(path: Path) -> ModelSpec:
     data = require_mapping(read_data(path), where=str(path))
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     if "model_type" in data or "architectures" in data:
+        # A twentieth of the start-up of commands that read no config.json.
+        from simcore.inputs.hf import model_from_hf
+
         return model_from_hf(data, name=name, where=str(path))
     return validate(ModelSpec, {"name": name, "source": path.name, **data}, where=str(path))
 
