@@ -84,7 +84,7 @@ RECOMPUTE_MODULES = ("full", "core_attn", "mlp", "layernorm", "moe", "moe_act", 
                      "shared_experts", "selective_op")
 CUDA_GRAPH_SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess")
 
-_LATER = "left for the issue on step time"
+_LATER = "not there yet"
 _int, _float, _bool, _enum = Kind.INT, Kind.FLOAT, Kind.BOOL, Kind.ENUM
 
 _WORK = (
@@ -174,7 +174,7 @@ _PRECISION = (
 )
 _OPTIMIZER = (
     Field("optimizer", _enum, "Optimizer.", "adam", "optimizer", ("adam", "sgd", "muon"),
-          not_modelled={"muon": "Muon is left for the issue on memory"}),
+          not_modelled={"muon": "its states and its step are not there yet"}),
     Field("precision_aware_optimizer", _bool, "Optimizer states in the formats below "
           "(--use-precision-aware-optimizer).", "on where one of the formats is not fp32",
           "optimizer"),
