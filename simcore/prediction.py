@@ -238,7 +238,7 @@ def evaluate(model: ModelSpec, system: SystemSpec, batch: Batch, *,
         A row is illegal; the message names the first one's problems.
     """
     resolved = resolve(model, system, batch)
-    report = check(model, system, resolved)
+    report = check(model, system, resolved, given=batch)
     if not np.all(report.ok):
         raise InputError(report.issues(int(np.argmin(report.ok))))
     frame = Frame.build(model, system, resolved)

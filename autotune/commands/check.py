@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.commands.failures import DONE, NOTHING_FITS, say
-from autotune.commands.inputs import Case, output_format, read_case
-from simcore.errors import InputError
+from autotune.commands.inputs import output_format, read_case
 
 
 def run(values: Mapping[str, object]) -> int:
@@ -15,7 +14,6 @@ def run(values: Mapping[str, object]) -> int:
     case = read_case(values)
     from simcore.prediction import predict
 
-    _require_legal(case)
     data = predict(case.model, case.system, case.strategy).to_dict()
     fits = data["verdict"] != "does_not_fit"
     from autotune.commands.remedies import remedies
@@ -28,15 +26,3 @@ def run(values: Mapping[str, object]) -> int:
     way = f"with {changes[0]['change']} it would" if changes else "no single change helps"
     say(f"error: does not fit: {needed:.1f} GiB needed, {limit:.1f} GiB there; {way}")
     return NOTHING_FITS
-
-
-def _require_legal(case: Case) -> None:
-    """Raise every broken rule of the strategy."""
-    from simcore.batch import Batch
-    from simcore.resolve import resolve
-    from simcore.rules import check
-
-    batch = resolve(case.model, case.system, Batch.from_strategies([case.strategy]))
-    report = check(case.model, case.system, batch)
-    if not report.ok[0]:
-        raise InputError(report.issues(0))
