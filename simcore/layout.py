@@ -150,9 +150,6 @@ def split_counts(num_layers: int, pp: int, vpp: int, first: int,
         return None
     if pp == 1:
         return (num_layers,)
-    if vpp > 1 and first % vpp:
-        share = (num_layers + 2) // (pp * vpp)
-        return (share - 1, *(share,) * (pp * vpp - 2), share - 1)
     middle = (num_layers - first - last) // max(pp - 2, 1)
     turn = (first // vpp, *(middle // vpp,) * (pp - 2), last // vpp)
     return turn * vpp
@@ -173,16 +170,12 @@ def split_is_legal(num_layers: int, pp: IntArray, vpp: IntArray, first: IntArray
     -------
     ndarray of bool, shape (n,)
     """
-    chunks = pp * vpp
     rest = num_layers - first - last
     between = np.where(pp > 2, (rest > 0) & (rest % np.maximum((pp - 2) * vpp, 1) == 0),
                        rest == 0)
     by_ends = (first > 0) & (last > 0) & (first % vpp == 0) & (last % vpp == 0) & between
-    share = (num_layers + 2) // chunks
-    accounted = (((num_layers + 2) % chunks == 0) & (first == share * vpp - 1)
-                 & (last == first))
     whole = (vpp == 1) & (first == num_layers) & (last == num_layers)
-    legal: BoolArray = np.where(pp == 1, whole, by_ends | accounted)
+    legal: BoolArray = np.where(pp == 1, whole, by_ends)
     return legal
 
 
@@ -195,8 +188,8 @@ def default_ends(num_layers: int, pp: IntArray, vpp: IntArray, mtp: IntArray, fi
     first, last : ndarray, shape (n,)
         `NO_SPLIT` where nothing follows.
     by_text : ndarray of bool, shape (n,)
-        Where only a `pp_layout` can express the default: MTP layers count as layers, and
-        either vpp > 1 or the last rank holds no decoder layer.
+        Where only a `pp_layout` can express the default: embedding and loss count as layers
+        under vpp > 1, or MTP layers do and the last rank holds no decoder layer.
     """
     chunks = np.maximum(pp * vpp, 1)
     even = num_layers % chunks == 0
@@ -209,7 +202,7 @@ def default_ends(num_layers: int, pp: IntArray, vpp: IntArray, mtp: IntArray, fi
     units = num_layers + 2 + mtp
     share = units // chunks
     with_mtp = ~even & ~accounted & (units % chunks == 0) & (share >= mtp) & (mtp > 0)
-    by_text = with_mtp & ((vpp > 1) | (share - 1 - mtp < 1))
+    by_text = plain | (with_mtp & ((vpp > 1) | (share - 1 - mtp < 1)))
     free_first = np.select([even, plain, with_mtp],
                            [num_layers // chunks * vpp, base, share * vpp - 1], NO_SPLIT)
     free_last = np.where(with_mtp, free_first - mtp, free_first)

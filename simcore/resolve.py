@@ -10,7 +10,7 @@ import numpy as np
 from simcore.batch import Batch, Column, as_column, distinct, is_constant
 from simcore.degrees import quotient
 from simcore.inputs.codec import encode
-from simcore.inputs.fields import FIELD, RECOMPUTE_BIT, UNSET, code
+from simcore.inputs.fields import DEFAULT_GBS, FIELD, RECOMPUTE_BIT, UNSET, code
 from simcore.inputs.framework import Profile
 from simcore.inputs.model import AttentionKind, ModelSpec
 from simcore.inputs.system import SystemSpec
@@ -30,8 +30,6 @@ from simcore.typing import BoolArray, IntArray
 __all__ = ["DEFAULT_GBS", "FULL", "fullest_rank", "is_fp8", "profile_codes", "resolve",
            "version_key"]
 
-DEFAULT_GBS = 1024
-"""Sequences in a global batch where the user gives none."""
 FULL = RECOMPUTE_BIT["full"]
 _FP8_FROM, _FP8_UPTO = code("precision", "fp8-ds"), code("precision", "fp8-rowwise")
 
@@ -161,9 +159,6 @@ def _parallelism(r: _Resolver) -> None:
     r.switch("cp_comm", r["cp"] > 1, code("cp_comm", "all_gather") if ring_free else 0)
     r.fill("rank_order", r.by_profile("rank_order", 0))
     r.fill("seq_len", r.model.seq_len)
-    if r.has_gaps("gbs"):
-        ranks = np.maximum(quotient(r["gpus"], r["tp"] * r["cp"] * r["pp"]), 1) * r["mbs"]
-        r.fill("gbs", np.ceil(DEFAULT_GBS / ranks).astype(np.int64) * ranks)
     r.fill("mtp", r.model.mtp_num_layers)
 
 
@@ -181,6 +176,11 @@ def _pipeline(r: _Resolver) -> None:
     r.fill("schedule", np.where(r["vpp"] > 1, code("schedule", "interleaved"),
                                 r.by_profile("schedule", code("schedule", "1f1b"))))
     r.fill("microbatch_group_size", r["pp"])
+    if r.has_gaps("gbs"):
+        ranks = np.maximum(quotient(r["gpus"], r["tp"] * r["cp"] * r["pp"]), 1) * r["mbs"]
+        # Interleaving runs micro-batches in whole groups.
+        unit = ranks * np.where(r["vpp"] > 1, np.maximum(r["microbatch_group_size"], 1), 1)
+        r.fill("gbs", np.ceil(DEFAULT_GBS / unit).astype(np.int64) * unit)
 
 
 def _ends_by_default(r: _Resolver, none: int) -> None:

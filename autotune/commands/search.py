@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.commands.failures import DONE
+from autotune.commands.failures import DONE, say
 from autotune.commands.inputs import (
     Problems,
     given_fields,
@@ -18,6 +18,7 @@ from autotune.commands.inputs import (
     text,
 )
 from simcore.errors import InputError, NoFeasibleStrategyError
+from simcore.inputs.fields import DEFAULT_GBS
 
 if TYPE_CHECKING:
     from autotune.search.problem import Problem
@@ -37,8 +38,32 @@ def run(values: Mapping[str, object]) -> int:
         result.study(options["storage"])
     if options["out"]:
         result.save(options["out"])
-    emit_search(result.to_dict(), style=style)
+    data = result.to_dict()
+    if style == "table":
+        _note_gbs(values, data)
+    emit_search(_with_commands(data, problem, values), style=style)
     return DONE
+
+
+def _with_commands(data: dict[str, Any], problem: Problem,
+                   values: Mapping[str, object]) -> dict[str, Any]:
+    """Add to each ranked strategy the fields to give and the command that predicts it again."""
+    from autotune.commands.repeat import fields_to_give, predict_command
+
+    for entry in data["ranked"]:
+        given = fields_to_give(problem.model, problem.system, entry["strategy"])
+        entry["given"] = given
+        entry["command"] = predict_command(str(values["model"]),
+                                           str(values.get("system") or problem.system.name), given)
+    return data
+
+
+def _note_gbs(values: Mapping[str, object], data: Mapping[str, Any]) -> None:
+    """Say which batch was taken where the user gave none and the usual one does not divide."""
+    ranked = data["ranked"]
+    if ranked and not values.get("gbs") and ranked[0]["strategy"]["gbs"] != DEFAULT_GBS:
+        say(f"note: gbs {ranked[0]['strategy']['gbs']}, since {DEFAULT_GBS} sequences do not "
+            "divide over every data-parallel size of these GPUs; --gbs sets another")
 
 
 def _own_storage(options: Mapping[str, Any]) -> bool:

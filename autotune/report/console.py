@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PIPED_WIDTH = 120
+PIPED_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where COLUMNS does not say."""
 NARROWEST = 60
 

@@ -13,9 +13,8 @@ from autotune.report.digest import VERDICT_TEXT, binding, bounds, layout_text, r
 
 Data = Mapping[str, Any]
 SIZES = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "mbs")
-SHOWN = {*SIZES, "num_microbatches", "recompute", "recompute_layers", "first_stage_layers",
-         "last_stage_layers", "microbatch_group_size", "schedule", "overlap_p2p"}
-"""Fields that have a column, and those that mostly follow from them."""
+SHOWN = {*SIZES, "recompute", "recompute_layers"}
+"""Fields that have a column."""
 MARK = {"fits": "", "marginal": " ?", "does_not_fit": " !"}
 
 
@@ -29,8 +28,9 @@ def _limit_gib(data: Data) -> float:
 def difference(best: Data, other: Data) -> str:
     """Say in which fields a runner-up differs from the best."""
     one, two = best["strategy"], other["strategy"]
-    # The split's own layer counts follow from the sizes where it is even.
-    names = [n for n in two if n not in SHOWN and two[n] != one.get(n)]
+    # What follows from the columns by default needs no mention.
+    told = {*best.get("given", one), *other.get("given", two)}
+    names = [n for n in two if n in told and n not in SHOWN and two[n] != one.get(n)]
     return ", ".join(f"{n}={_short(two[n])}" for n in names[:3]) + (" ..." if len(names) > 3
                                                                       else "")
 
@@ -79,7 +79,8 @@ def _ranked(out: Console, data: Data) -> None:
                        "fits (--no-marginal leaves these out)"))
 
 
-def _best(out: Console, best: Data, limit_gib: float) -> None:
+def _best(out: Console, ranked: Sequence[Data], limit_gib: float) -> None:
+    best = ranked[0]
     strategy, full = best["strategy"], binding(best)
     out.print(cell(f"best       {layout_text(strategy)}, recompute {recompute_text(strategy)}"))
     out.print(cell(f"memory     {VERDICT_TEXT[best['verdict']]}: {best['device_memory_gib']:.1f} "
@@ -88,6 +89,15 @@ def _best(out: Console, best: Data, limit_gib: float) -> None:
     out.print(cell(f"speed      {duration(best['step_time_s'])} a step, "
                    f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, MFU {best['mfu']:.1%}; "
                    f"{bounds(best)}"))
+    safe = next((p for p in ranked if p["verdict"] == "fits"), None)
+    if best["verdict"] == "marginal" and safe is not None:
+        slower = safe["step_time_s"] / best["step_time_s"] - 1
+        out.print(cell(f"safe       #{safe['rank']} fits beyond doubt, {slower:+.1%}: "
+                       f"{layout_text(safe['strategy'])}, "
+                       f"recompute {recompute_text(safe['strategy'])}"))
+    if "command" in best:
+        # One line, however long: it is there to be copied.
+        out.print(cell(f"repeat     {best['command']}"), soft_wrap=True)
 
 
 def _totals(out: Console, data: Data) -> None:
@@ -128,7 +138,7 @@ def print_search(data: Data) -> None:
     out.print(cell(f"{model} on {first['gpus']} x {system}, by {objective}: gbs {first['gbs']}, "
                    f"seq_len {first['seq_len']}, {first['precision']}, {first['framework']} "
                    f"{first['framework_version']}"))
-    _best(out, ranked[0], _limit_gib(data))
+    _best(out, ranked, _limit_gib(data))
     out.print()
     _ranked(out, data)
     _totals(out, data)

@@ -15,7 +15,7 @@ Given = Mapping[str, float]
 Options = Callable[[Given], tuple[Codes, ...]]
 
 DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
-    "gbs": ("gpus", "tp", "cp", "pp", "mbs"),
+    "gbs": ("gpus", "tp", "cp", "pp", "mbs", "vpp", "pp_layout", "microbatch_group_size"),
     "vpp": ("pp", "pp_layout"),
     "etp": ("tp",),
     "sp": ("tp",),
@@ -242,6 +242,8 @@ def _zero(given: Given) -> tuple[Codes, ...]:
     name = FRAMEWORKS[max(0, int(given["framework"]))]
     if name in ("fsdp", "torchtitan"):
         return _rows((3, 2))
+    # Megatron's stages 2 and 3 are another program (Megatron-FSDP), whose traffic beside compute
+    # is modelled without the slowdown it causes: they are searched where the user lists them.
     return _rows((0, 1, 2, 3) if name == "deepspeed" else (1, 0))
 
 

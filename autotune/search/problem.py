@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from autotune.objectives import Objectives, parse_objectives
 from autotune.space import SearchSpace
 from simcore.errors import InputError, Issue
+from simcore.inputs.fields import DEFAULT_GBS
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.units import GIB
-
-DEFAULT_GBS = 1024
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+DEFAULT_GBS = 1024
+"""Global batch, in sequences, where none is given and it divides."""
 UNSET = -1
 """Code of a field that was left out."""
 
@@ -94,7 +96,8 @@ _WORK = (
           "the model's own, 8192 for llama3", "workload", minimum=1, maximum=2**27),
     Field("gbs", _int, "Global batch size, in sequences.",
           "1024, raised to the next multiple that gives every data-parallel rank whole "
-          "micro-batches", "workload", minimum=1, maximum=2**27),
+          "micro-batches (whole groups of them where the pipeline is interleaved); in a search, "
+          "one that every data-parallel size divides", "workload", minimum=1, maximum=2**27),
     Field("mbs", _int, "Micro-batch size, in sequences.", "1", "workload",
           minimum=1, maximum=2**20),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,20 @@ def test_table(width: int, capsys: pytest.CaptureFixture[str],
     assert main([*SMALL]) == 0
     out = capsys.readouterr().out
     assert "exact      yes" in out
-    assert max(map(len, out.splitlines())) <= width
+    # The command to repeat the best stays on one line, to be copied.
+    assert max(len(line) for line in out.splitlines() if not line.startswith("repeat")) <= width
+
+
+@pytest.mark.parametrize("options", [[], ["--pp", "2", "--first-stage-layers", "auto"],
+                                     ["--zero", "3", "--precision", "fp8-cs"]])
+def test_the_command_shown_predicts_the_same(options: list[str],
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--format", "json", *options]) == 0
+    for entry in json.loads(capsys.readouterr().out)["ranked"]:
+        assert main([*shlex.split(entry["command"])[1:], "--format", "json"]) == 0
+        again = json.loads(capsys.readouterr().out)
+        assert again["strategy"] == entry["strategy"]
+        assert again["step_time_s"] == entry["step_time_s"]
 
 
 def test_saved_best_predicts_to_the_last_digit(tmp_path: Path,
