@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +31,9 @@ class Goal(StrEnum):
 DIRECTION: Mapping[Goal, Literal["minimize", "maximize"]] = {
     Goal.TOKENS_PER_S: "maximize", Goal.TIME_TO_TRAIN: "minimize", Goal.COST: "minimize",
     Goal.MEMORY_HEADROOM: "maximize"}
+KEY = {Goal.TOKENS_PER_S: "tokens_per_s", Goal.TIME_TO_TRAIN: "time_to_train_s",
+       Goal.COST: "cost_usd", Goal.MEMORY_HEADROOM: "memory_headroom_gib"}
+"""Keys of a ranked strategy's `objectives`."""
 UNIT = {Goal.TOKENS_PER_S: "tokens/s", Goal.TIME_TO_TRAIN: "s", Goal.COST: "USD",
         Goal.MEMORY_HEADROOM: "GiB"}
 
@@ -81,6 +84,16 @@ class Objectives:
             Goal.MEMORY_HEADROOM: device_memory_bytes,
         }
         return np.stack([columns[goal] for goal in self.goals], axis=1)
+
+    def of_entry(self, entry: Mapping[str, Any]) -> dict[str, float]:
+        """Return the goals of one ranked strategy, by name with unit (`KEY`)."""
+        strategy = entry["strategy"]
+        one = {name: np.array([float(value)]) for name, value in (
+            ("step_time_s", entry["step_time_s"]), ("gpus", strategy["gpus"]),
+            ("tokens_per_step", strategy["gbs"] * strategy["seq_len"]),
+            ("device_memory_bytes", entry["device_memory_gib"] * GIB))}
+        values = self.values(self.losses(**one))[0]
+        return {KEY[goal]: float(value) for goal, value in zip(self.goals, values, strict=True)}
 
     def values(self, losses: FloatArray) -> FloatArray:
         """Return the goals in their own units from losses, shape (n, number of goals)."""

@@ -47,12 +47,14 @@ def run(values: Mapping[str, object]) -> int:
 
 def _with_commands(data: dict[str, Any], problem: Problem,
                    values: Mapping[str, object]) -> dict[str, Any]:
-    """Add to each ranked strategy the fields to give and the command that predicts it again."""
+    """Add to each ranked strategy its goals, the fields to give and the command that predicts
+    it again."""
     from autotune.commands.repeat import fields_to_give, predict_command
 
     for entry in data["ranked"]:
         given = fields_to_give(problem.model, problem.system, entry["strategy"])
         entry["given"] = given
+        entry["objectives"] = problem.objectives.of_entry(entry)
         entry["command"] = predict_command(str(values["model"]),
                                            str(values.get("system") or problem.system.name), given)
     return data

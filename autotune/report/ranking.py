@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,12 @@ Data = Mapping[str, Any]
 SIZES = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "mbs")
 SHOWN = {*SIZES, "recompute", "recompute_layers"}
 """Fields that have a column."""
+GOALS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "training": ("time_to_train_s", lambda seconds: f"{seconds / 86400:,.2f} d"),
+    "cost": ("cost_usd", lambda usd: f"${usd:,.0f}"),
+    "headroom": ("memory_headroom_gib", lambda gib: f"{gib:.1f} GiB"),
+}
+"""Columns of the goals that have none otherwise."""
 MARK = {"fits": "", "marginal": " ?", "does_not_fit": " !"}
 
 
@@ -54,12 +60,14 @@ def _ranked(out: Console, data: Data) -> None:
     best = ranked[0]
     # A size that all share stands in the line on the best: it may go first.
     same = {name: len({p["strategy"].get(name, 1) for p in ranked}) == 1 for name in sizes}
+    goals = {title: (key, text) for title, (key, text) in GOALS.items()
+             if key in best.get("objectives", {})}
     columns = [Column("#"), *(Column(name, keep=3 if same[name] else 0) for name in sizes),
                Column("recompute", right=False, keep=1, wrap=12),
                Column("peak GiB", keep=4), Column(f"device of {limit:.1f}"),
                Column("fullest", right=False, keep=5),
                Column("step"), Column("tok/s/GPU"), Column("MFU", keep=2),
-               Column("to best", keep=1),
+               Column("to best", keep=1), *(Column(title) for title in goals),
                Column("also differs in", right=False, keep=1, wrap=22),
                Column("bound by", right=False, keep=4, wrap=22)]
     rows = []
@@ -72,6 +80,7 @@ def _ranked(out: Console, data: Data) -> None:
                      f"{p['peak_memory_gib']:.1f}", device, f"s{full.stage} {full.part}",
                      duration(p["step_time_s"]), f"{p['tokens_per_s_per_gpu']:,.0f}",
                      f"{p['mfu']:.1%}", "best" if p is best else f"{slower:+.1%}",
+                     *(show_goal(p["objectives"][key]) for key, show_goal in goals.values()),
                      difference(best, p), bounds(p)])
     show(out, columns, rows)
     if any(p["verdict"] == "marginal" for p in ranked):

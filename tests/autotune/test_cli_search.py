@@ -83,3 +83,17 @@ def test_memory_options_shrink_the_limit(capsys: pytest.CaptureFixture[str]) -> 
     data = json.loads(capsys.readouterr().out)
     assert data["memory_limit_gib"] == pytest.approx(60.0)
     assert all(p["device_memory_gib"] <= 60.0 for p in data["ranked"])
+
+
+def test_goals_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    goals = ["--objective", "cost,time_to_train", "--tokens", "1e12",
+             "--price-per-gpu-hour", "2.5"]
+    assert main([*SMALL, *goals, "--format", "json"]) == 0
+    for entry in json.loads(capsys.readouterr().out)["ranked"]:
+        seconds = 1e12 / entry["tokens_per_s"]
+        gpus = entry["strategy"]["gpus"]
+        assert entry["objectives"]["time_to_train_s"] == pytest.approx(seconds, rel=1e-12)
+        assert entry["objectives"]["cost_usd"] == pytest.approx(
+            gpus * 2.5 * seconds / 3600, rel=1e-12)
+    assert main([*SMALL, *goals]) == 0
+    assert "training" in capsys.readouterr().out
