@@ -11,6 +11,8 @@ from typing import cast
 from simcore.errors import InputError, Issue, NoFeasibleStrategyError, SimcoreError, nearest
 
 DONE, BUG, BAD_INPUT, NOTHING_FITS = 0, 1, 2, 3
+INTERRUPTED = 130
+"""What Typer makes of Ctrl-C."""
 MAX_LINES = 100
 MAX_LINE = 1000
 
@@ -89,7 +91,12 @@ def _dispatch(arguments: list[str]) -> int:
         return BUG
     except SystemExit as stop:
         # The framework answers a closed pipe with an exit of its own.
-        return _quiet_pipe() if stop.code == BUG else int(stop.code or 0)
+        status = stop.code
+        if status == BUG:
+            return _quiet_pipe()
+    if status == INTERRUPTED:
+        say("error: interrupted")
+        return BUG
     return int(status or 0)
 
 

@@ -76,7 +76,10 @@ def read_text(path: Path) -> str:
             raise InputError(Issue(str(path), "is a directory, a file is needed"))
         if not path.exists():
             raise InputError(Issue(str(path), "does not exist"))
-        if path.is_file() and path.stat().st_size > MAX_BYTES:
+        if not path.is_file():
+            # A pipe or a device may have no end.
+            raise InputError(Issue(str(path), "is not a regular file"))
+        if path.stat().st_size > MAX_BYTES:
             raise InputError(Issue(str(path), f"is larger than {MAX_BYTES // 2**20} MiB"))
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
