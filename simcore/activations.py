@@ -229,8 +229,7 @@ def layer_saved(local: Local, kind: LayerKind) -> Saved:
     boundary = local.bytes_per_value * local.model.hidden_size * local.tokens_sharded
     rebuilt = _rebuilt_in_backward(local, kind, halves, freed)
     backward, forward = _beside(local, kind)
-    offload_nothing = full - gone
-    return Saved(kept=offload_nothing, input_only=boundary, full=full,
+    return Saved(kept=full - gone, input_only=boundary, full=full,
                  backward=backward + rebuilt, forward=forward)
 
 

@@ -10,7 +10,8 @@ from simcore.formulas.collectives import Collective, collective_s
 from simcore.frame import Class, Frame
 from simcore.inputs.fields import code
 from simcore.placement import Placement
-from simcore.states import dtype_bytes, fp8_rows
+from simcore.resolve import is_fp8
+from simcore.states import dtype_bytes
 from simcore.typing import FloatArray, IntArray, Num
 from simcore.units import GB
 
@@ -70,7 +71,8 @@ def _collectives(frame: Frame, parameters: FloatArray, group: Placement,
     reduce = time(Collective.REDUCE_SCATTER, gradient)
     if np.any(whole):
         reduce = np.where(whole, time(Collective.ALL_REDUCE, gradient), reduce)
-    width = np.where(fp8_rows(frame.batch) & (frame.batch["fp8_param_gather"] > 0), 1.0, 2.0)
+    low = is_fp8(frame.batch["precision"]) & (frame.batch["fp8_param_gather"] > 0)
+    width = np.where(low, 1.0, 2.0)
     gather = np.where(zero >= 1, time(Collective.ALL_GATHER, parameters * width), 0.0)
     # A library that does not reach the network's rate across nodes is bound by its own.
     own = frame.spread(frame.local.software("data_parallel_gb_per_s")) * GB

@@ -18,6 +18,7 @@ from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.parameters import padded_vocab
 from simcore.placement import Group, Placement, place
+from simcore.resolve import is_fp8
 from simcore.typing import BoolArray, FloatArray, IntArray
 
 LOCAL_FIELDS: tuple[str, ...] = (
@@ -30,7 +31,6 @@ LOCAL_FIELDS: tuple[str, ...] = (
 )
 """Fields that a layer's cost on a rank depends on."""
 
-FP8_FAMILY = ("fp8-ds", "fp8-cs", "fp8-block", "mxfp8", "nvfp4", "fp8-rowwise")
 DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
@@ -116,8 +116,7 @@ class Local:
     @cached_property
     def is_fp8(self) -> BoolArray:
         """Whether the layers' matrix products run in fp8."""
-        codes = [code("precision", p) for p in FP8_FAMILY]
-        return np.isin(self.batch["precision"], codes)
+        return is_fp8(self.batch["precision"])
 
     def precision_is(self, *names: str) -> BoolArray:
         """Tell where the precision is one of these, shape (u,)."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simcore.batch import CHUNK, Batch
+from simcore.batch import Batch
 from simcore.breakdown import TIME_TERMS, recomputed_flops, time_terms
 from simcore.errors import InputError
 from simcore.flops import model_flops_per_token
@@ -21,10 +21,9 @@ from simcore.inputs.fields import FIELD
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
-from simcore.local import FP8_FAMILY
 from simcore.memory import PHASES, ClassMemory, class_memory, device_bytes
 from simcore.parameters import active_parameters, total_parameters
-from simcore.resolve import resolve
+from simcore.resolve import is_fp8, resolve
 from simcore.rules import check
 from simcore.timing import Timing
 from simcore.typing import FloatArray
@@ -259,8 +258,8 @@ def _rates(frame: Frame, step_s: FloatArray) -> dict[str, FloatArray]:
     flops = tokens * model_flops_per_token(frame.model, batch.real("seq_len"),
                                            mtp=np.maximum(batch.real("mtp"), 0.0),
                                            tp=batch.real("tp"))
-    is_low = np.array([p in FP8_FAMILY for p in FIELD["precision"].choices])[batch["precision"]]
-    peak = np.where(is_low, accelerator.peak_fp8_tflops, accelerator.peak_bf16_tflops) * TERA
+    peak = TERA * np.where(is_fp8(batch["precision"]), accelerator.peak_fp8_tflops,
+                           accelerator.peak_bf16_tflops)
     again = recomputed_flops(frame)
     return {
         "tokens_per_s": tokens / step_s,
@@ -269,14 +268,6 @@ def _rates(frame: Frame, step_s: FloatArray) -> dict[str, FloatArray]:
         "mfu": flops / step_s / gpus / peak,
         "hfu": (flops + again) / step_s / gpus / peak,
     }
-
-
-def evaluate_in_chunks(model: ModelSpec, system: SystemSpec, batch: Batch, *,
-                       limit_bytes: float | None = None,
-                       size: int = CHUNK) -> list[Predictions]:
-    """Predict a large batch piece by piece, so that temporaries stay small."""
-    return [evaluate(model, system, piece, limit_bytes=limit_bytes)
-            for piece in batch.chunks(size)]
 
 
 def predict(model: ModelSpec, system: SystemSpec, strategy: Strategy, *,

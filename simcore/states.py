@@ -10,7 +10,8 @@ from simcore.batch import Batch
 from simcore.degrees import data_parallel, expert_data_parallel
 from simcore.inputs.fields import FIELD, code
 from simcore.inputs.system import SystemSpec
-from simcore.local import DTYPE_BYTES, FP8_FAMILY
+from simcore.local import DTYPE_BYTES
+from simcore.resolve import is_fp8
 from simcore.typing import BoolArray, FloatArray
 
 
@@ -48,11 +49,6 @@ def shard_sizes(batch: Batch) -> tuple[FloatArray, FloatArray]:
 def dtype_bytes(batch: Batch, name: str) -> FloatArray:
     table = np.array([DTYPE_BYTES[choice] for choice in FIELD[name].choices])
     return table[batch[name]]
-
-
-def fp8_rows(batch: Batch) -> BoolArray:
-    """Where matrices have fp8 copies, shape (n,)."""
-    return np.isin(batch["precision"], [code("precision", p) for p in FP8_FAMILY])
 
 
 def bytes_per_parameter(batch: Batch, system: SystemSpec, shards: FloatArray,
@@ -107,7 +103,7 @@ def _quantised(batch: Batch, system: SystemSpec) -> FloatArray:
     layout only; block formats keep both directions with their scales. A reused gradient buffer
     saves the gathered parameters' buffer of MXFP8.
     """
-    is_fp8 = fp8_rows(batch)
+    low = is_fp8(batch["precision"])
     hopper = system.accelerator.architecture == "hopper"
     per_tensor = np.isin(batch["precision"], [code("precision", p)
                                               for p in ("fp8-ds", "fp8-cs", "fp8-rowwise")])
@@ -116,4 +112,4 @@ def _quantised(batch: Batch, system: SystemSpec) -> FloatArray:
     is_mx = batch["precision"] == code("precision", "mxfp8")
     buffer = np.where((batch["fp8_param_gather"] > 0) & is_mx & (batch["reuse_grad_buf"] <= 0),
                       2.0, 0.0)
-    return np.where(is_fp8, copies - replaces + buffer, 0.0)
+    return np.where(low, copies - replaces + buffer, 0.0)

@@ -22,7 +22,7 @@ from simcore.inputs.system import SystemSpec
 from simcore.local import LOCAL_FIELDS, Local
 from simcore.operators.base import Phase
 from simcore.parameters import padded_vocab, total_parameters
-from simcore.prediction import Predictions, bound, evaluate, evaluate_in_chunks
+from simcore.prediction import Predictions, bound, evaluate
 from simcore.profiles import profile_codes
 from simcore.resolve import resolve
 from simcore.rules import check
@@ -122,7 +122,7 @@ def test_order_and_chunks_do_not_matter(name: str, system: str, seed: int) -> No
     together = evaluate(model, chips, batch).columns
     order = np.random.default_rng(seed).permutation(len(batch))
     shuffled = evaluate(model, chips, batch.take(order)).columns
-    pieces = evaluate_in_chunks(model, chips, batch, size=5)
+    pieces = [evaluate(model, chips, piece) for piece in batch.chunks(5)]
     for column in ("step_time_s", "peak_memory_bytes", "device_memory_bytes", "mfu", "verdict"):
         assert equal(together[column][order], shuffled[column])
         assert equal(together[column], np.concatenate([p.columns[column] for p in pieces]))
