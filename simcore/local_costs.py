@@ -7,8 +7,9 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from simcore.activations import Saved, head_saved, layer_saved, mtp_saved
+from simcore.activations import layer_saved
 from simcore.batch import Batch
+from simcore.head_activations import head_saved, mtp_saved
 from simcore.inputs.fields import FIELD, Kind
 from simcore.inputs.model import LayerKind, ModelSpec
 from simcore.inputs.system import SystemSpec
@@ -24,6 +25,7 @@ from simcore.parameters import (
     weight_shapes,
 )
 from simcore.resolve import profile_codes
+from simcore.tensors import Saved
 from simcore.typing import BoolArray, FloatArray
 
 

@@ -11,6 +11,7 @@ from simcore.batch import distinct
 from simcore.frame import Class, Frame
 from simcore.inputs.fields import code
 from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
+from simcore.tensors import total_bytes
 from simcore.typing import FloatArray, IntArray
 from simcore.units import GIB, MIB
 
@@ -266,6 +267,6 @@ def _expert_share(frame: Frame) -> FloatArray:
     share = np.zeros(len(frame.local.batch))
     for kind, cost in zip(frame.model.kinds, frame.layer_costs, strict=True):
         parts = mlp_parts(frame.local, kind)
-        rows = parts.get("experts", 0.0) + parts.get("moe_act", 0.0)
+        rows = total_bytes((*parts.get("experts", ()), *parts.get("moe_act", ())), len(share))
         share = np.maximum(share, rows / np.maximum(cost.saved.full, 1.0))
     return frame.spread(share)
