@@ -96,8 +96,9 @@ class Frame:
     classes: IntArray | None = None
 
     @classmethod
-    def build(cls, model: ModelSpec, system: SystemSpec, batch: Batch) -> Frame:
-        """Group a resolved batch.
+    def build(cls, model: ModelSpec, system: SystemSpec, batch: Batch, *,
+              apart: bool = False) -> Frame:
+        """Group a resolved batch; `apart` makes every pipeline rank a class of its own.
 
         Raises
         ------
@@ -110,8 +111,8 @@ class Frame:
         legal = tuple(layout for layout in found if layout is not None)
         if len(legal) < len(found):
             raise InputError(Issue("pp", "layers cannot be split over this pipeline"))
-        return cls(model, system, batch, costs, local_index, stage_tables(model, legal),
-                   layout_index)
+        tables = stage_tables(model, legal, apart=apart)
+        return cls(model, system, batch, costs, local_index, tables, layout_index)
 
     def __len__(self) -> int:
         return len(self.batch)

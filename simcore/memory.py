@@ -59,16 +59,16 @@ class ClassMemory:
 def class_memory(frame: Frame, c: Class) -> ClassMemory:
     """Bytes that tensors hold on the fullest rank of class c."""
     static, step = _static(frame, c)
-    kept, in_flight = _activations(frame, c)
-    moments = _moments(frame, c, kept, in_flight)
-    # The optimizer step comes when no activation is alive.
-    beside = np.stack([*moments, step - kept])
-    phase = np.argmax(beside, axis=0)
-    temporaries = np.take_along_axis(beside, phase[None], axis=0)[0]
-    in_step = phase == len(PHASES) - 1
-    activations = np.where(in_step, 0.0, kept)
-    temporaries = np.where(in_step, step, temporaries)
-    fixed = static[3]
+    found = _activations(frame, c)
+    forward, backward, head, recompute = _moments(frame, c, found.in_flight)
+    # The head works while its own chunk is alive; no activation is in the optimizer step.
+    kept = np.stack((found.kept, found.kept, found.kept_at_head, found.kept,
+                     np.zeros(len(frame))))
+    beside = np.stack((forward, backward, head, recompute, step))
+    phase = np.argmax(kept + beside, axis=0)[None]
+    activations = np.take_along_axis(kept, phase, axis=0)[0]
+    temporaries = np.take_along_axis(beside, phase, axis=0)[0]
+    phase, fixed = phase[0], static[3]
     total = static[0] + static[1] + static[2] + fixed + activations + temporaries
     return ClassMemory(static[0], static[1], static[2], activations, temporaries + fixed, total,
                        phase)
@@ -135,9 +135,16 @@ def _in_flight(frame: Frame, c: Class) -> FloatArray:
                                  num_microbatches=frame.microbatches.astype(np.int64),
                                  group_size=batch["microbatch_group_size"], rank=rank)
         total = np.where(rows, alive, total)
-    # 1F1B overlap of the expert exchange keeps one more micro-batch's chunk.
-    more = (batch["ep_comm_overlap"] > 0) & (total < frame.microbatches * batch["vpp"])
-    return total + more
+    return total
+
+
+def _overlapped(frame: Frame, in_flight: FloatArray) -> FloatArray:
+    """Chunks more that 1F1B overlap of the expert exchange keeps: that of the forward which runs
+    beside a backward, (n,)."""
+    batch = frame.batch
+    more: FloatArray = ((batch["ep_comm_overlap"] > 0)
+                        & (in_flight < frame.microbatches * batch["vpp"])).astype(np.float64)
+    return more
 
 
 def _unit_layers(frame: Frame) -> FloatArray:
@@ -146,64 +153,110 @@ def _unit_layers(frame: Frame) -> FloatArray:
     return np.where(uniform, np.maximum(frame.batch["recompute_unit_layers"], 1), 1)
 
 
-def _activations(frame: Frame, c: Class) -> tuple[FloatArray, FloatArray]:
-    """Bytes saved for backward by all chunks in flight, and the chunks alive, (n,)."""
-    chunk = frame.stage(frame.tables.chunk_layers, c)
-    whole = frame.recomputed_layers(c)
+@dataclass(frozen=True)
+class Activations:
+    """What is saved for backward on a class of ranks, arrays of shape (n,) [B].
+
+    Parameters
+    ----------
+    kept : ndarray
+        By all chunks in flight, at the fullest moment.
+    kept_at_head : ndarray
+        At the fullest moment at which the last chunk's backward starts.
+    in_flight : ndarray
+        Chunks alive at most.
+    offloaded : ndarray
+        Share of the saved bytes that host memory holds.
+    beside : ndarray
+        Of `kept`, what is on its way to or from the host, and the chunk of a forward that runs
+        beside a backward.
+    """
+
+    kept: FloatArray
+    kept_at_head: FloatArray
+    in_flight: FloatArray
+    offloaded: FloatArray
+    beside: FloatArray
+
+
+def _activations(frame: Frame, c: Class) -> Activations:
     alive = _in_flight(frame, c)
-    kept = np.zeros(len(frame))
     uniform = frame.stage(frame.tables.uniform, c) > 0
-    offloaded = np.zeros(len(frame))
+    alike = bool(np.all(uniform))
+    chunks = _chunk_bytes(frame, c, slice(1) if alike else slice(None))
+    kept = at_head = chunks[:, 0] * alive
+    if not alike:
+        rows = np.nonzero(~uniform)[0]
+        kept, at_head = np.array(kept), np.array(at_head)
+        kept[rows], at_head[rows] = _mixed_peak(frame, c, chunks[rows], rows)
+    more = _overlapped(frame, alive)
+    beside = more * chunks.max(axis=1)
+    kept, at_head = kept + beside, at_head + beside
+    share = np.zeros(len(frame))
+    if np.any(frame.batch["activation_offload_layers"] > 0):
+        share, in_transit = _offloaded(frame, c, kept)
+        kept, at_head, beside = (part * (1.0 - share) + in_transit
+                                 for part in (kept, at_head, beside))
+    return Activations(kept, at_head, alive + more, share, beside)
+
+
+def _offloaded(frame: Frame, c: Class, kept: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Share of the saved bytes that host memory holds, and what is on its way, (n,) [B].
+
+    The offloaded layers leave; the one that comes back and the one that leaves stay. Zero where
+    that is no gain.
+    """
+    counts = frame.stage(frame.tables.layers, c)
+    largest = np.zeros(len(frame))
+    for k, cost in enumerate(frame.layer_costs):
+        largest = np.maximum(largest, np.where(counts[:, k] > 0,
+                                               frame.spread(cost.saved.kept), 0.0))
+    wanted = np.maximum(frame.batch["activation_offload_layers"], 0)
+    share = np.minimum(wanted / np.maximum(counts.sum(axis=1), 1.0), 1.0)
+    gains = kept * share > 2.0 * largest
+    return np.where(gains, share, 0.0), np.where(gains, 2.0 * largest, 0.0)
+
+
+def _chunk_bytes(frame: Frame, c: Class, which: slice = slice(None)) -> FloatArray:
+    """Bytes that one micro-batch saves in each chunk, or in some of them, shape (n, V)."""
+    chunk = frame.stage(frame.tables.chunk_layers, c)[:, which]
+    whole = frame.recomputed_layers(c)[:, which]
     # Where whole layers are recomputed, each unit of them keeps its input.
     inputs = np.ceil(whole.sum(axis=2) / _unit_layers(frame)[:, None])
-    inputs = inputs * frame.boundary_bytes[:, None]
-    per_chunk: list[FloatArray] = []
+    total: FloatArray = inputs * frame.boundary_bytes[:, None]
     for k, cost in enumerate(frame.layer_costs):
         stored = frame.spread(cost.saved.kept)
-        bytes_first = (chunk[:, 0, k] - whole[:, 0, k]) * stored
-        kept = kept + bytes_first
-        offloaded = np.maximum(offloaded, np.where(chunk[:, 0, k] > 0, stored, 0.0))
-        if not np.all(uniform):
-            per_chunk.append((chunk[:, :, k] - whole[:, :, k]) * stored[:, None])
-    kept = (kept + inputs[:, 0]) * alive
-    if per_chunk:
-        rows = np.nonzero(~uniform)[0]
-        kept = np.array(kept)
-        kept[rows] = _mixed_peak(frame, c, sum((p[rows] for p in per_chunk), inputs[rows]), rows)
+        total = total + (chunk[:, :, k] - whole[:, :, k]) * stored[:, None]
     if frame.has_mtp:
-        mtp_here = frame.mtp_here(c)
-        last = frame.model.layers[-1]
-        extra = frame.costs.mtp_memory + frame.layer_costs[last].saved.kept
-        kept = kept + mtp_here * frame.spread(extra) * np.maximum(
-            alive / np.maximum(frame.batch["vpp"], 1), 1.0)
-    wanted = np.maximum(frame.batch["activation_offload_layers"], 0)
-    if np.any(wanted):
-        layers = np.maximum(frame.stage(frame.tables.layers, c).sum(axis=1), 1.0)
-        share = np.minimum(wanted / layers, 1.0)
-        # The offloaded layers leave; the one that comes back and the one that leaves stay.
-        kept = np.minimum(kept, kept * (1.0 - share) + 2.0 * offloaded)
-    return kept, alive
+        extra = frame.costs.mtp_memory + frame.layer_costs[frame.model.layers[-1]].saved.kept
+        last = np.minimum(frame.batch["vpp"], total.shape[1]) - 1
+        total[np.arange(len(frame)), last] += frame.mtp_here(c) * frame.spread(extra)
+    return total
 
 
-def _mixed_peak(frame: Frame, c: Class, chunk_bytes: FloatArray, rows: IntArray) -> FloatArray:
-    """Most bytes alive where chunks of a rank differ, exactly, by distinct schedule."""
+def _mixed_peak(frame: Frame, c: Class, chunk_bytes: FloatArray,
+                rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Most bytes alive where chunks of a rank differ, exactly, by distinct schedule: at any
+    moment, and where the last chunk's backward starts."""
     rank = frame.stage(frame.tables.first_rank, c)[rows].astype(np.int64)
     columns = [*(frame.batch[name][rows] for name in SCHEDULE_FIELDS),
                frame.microbatches[rows].astype(np.int64), rank]
     first, inverse = distinct(columns, len(rows))
-    peak = np.empty(len(rows))
+    peak, at_head = np.empty(len(rows)), np.empty(len(rows))
     names = ("1f1b", "interleaved", "gpipe")
     for i, at_row in enumerate(first.tolist()):
         schedule, pp, vpp, group, m, at = (int(column[at_row]) for column in columns)
         mine = inverse == i
-        mixes = in_flight_by_chunk(names[schedule], pp=pp, vpp=vpp, num_microbatches=m,
-                                   group_size=group, rank=at)
-        peak[mine] = (mixes @ chunk_bytes[mine, :vpp].T).max(axis=0)
-    return peak
+        own = chunk_bytes[mine, :vpp].T
+        for found, chunk in ((peak, None), (at_head, vpp - 1)):
+            mixes = in_flight_by_chunk(names[schedule], pp=pp, vpp=vpp, num_microbatches=m,
+                                       group_size=group, rank=at, before_chunk=chunk)
+            found[mine] = (mixes @ own).max(axis=0)
+    return peak, at_head
 
 
-def _moments(frame: Frame, c: Class, kept: FloatArray,
-             in_flight: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+def _moments(frame: Frame, c: Class, in_flight: FloatArray,
+             ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Bytes beside the saves at each moment: forward, backward, head, recomputation, (n,)."""
     layers = frame.stage(frame.tables.layers, c)
     forward = np.zeros(len(frame))
@@ -270,3 +323,38 @@ def _expert_share(frame: Frame) -> FloatArray:
         rows = total_bytes((*parts.get("experts", ()), *parts.get("moe_act", ())), len(share))
         share = np.maximum(share, rows / np.maximum(cost.saved.full, 1.0))
     return frame.spread(share)
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """What a rank of one class holds when, arrays of shape (n, ...) [B].
+
+    Parameters
+    ----------
+    static : ndarray, shape (n,)
+        From start to end: weights, gradients, optimizer states, fixed buffers.
+    chunks : ndarray, shape (n, V)
+        Saved on the device for backward by one micro-batch in each chunk.
+    beside : ndarray, shape (n,)
+        Beside them where activations are offloaded (on their way to the host and back), or the
+        next forward runs beside a backward.
+    moments : ndarray, shape (4, n)
+        Beside them while an operation runs, in the order of `PHASES`.
+    step : ndarray, shape (n,)
+        Beside the static part in the optimizer step.
+    """
+
+    static: FloatArray
+    chunks: FloatArray
+    beside: FloatArray
+    moments: FloatArray
+    step: FloatArray
+
+
+def rank_bytes(frame: Frame, c: Class) -> RankBytes:
+    """Bytes of class c by when they are alive, for a simulation of events."""
+    static, step = _static(frame, c)
+    found = _activations(frame, c)
+    return RankBytes(sum(static, np.zeros(len(frame))),
+                     _chunk_bytes(frame, c) * (1.0 - found.offloaded)[:, None], found.beside,
+                     np.stack(_moments(frame, c, found.in_flight)), step)

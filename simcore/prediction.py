@@ -134,28 +134,24 @@ class Prediction:
         }
 
     def _stages(self) -> list[dict[str, Any]]:
-        """Memory of every pipeline rank."""
-        frame, i = self.predictions.frame, self.index
-        classes = frame.tables.class_of_rank[int(frame.layout_index[i])]
-        single = Frame.build(frame.model, frame.system, frame.batch.take(slice(i, i + 1)))
-        return [self._stage(rank, self.predictions.stages[c], single)
-                for rank, c in enumerate(classes.tolist())]
+        """Memory of every pipeline rank, each with its own micro-batches in flight."""
+        whole, i = self.predictions.frame, self.index
+        frame = Frame.build(whole.model, whole.system, whole.batch.take(slice(i, i + 1)),
+                            apart=True)
+        return [_stage(rank, memory, frame)
+                for rank, memory in enumerate(frame.per_class(class_memory))]
 
-    def _stage(self, rank: int, memory: ClassMemory, single: Frame) -> dict[str, Any]:
-        i = self.index
-        peak = memory.peak[i:i + 1]
-        device = device_bytes(single, peak, memory.activations[i:i + 1]).likely
-        return {
-            "stage": rank,
-            "weights_gib": float(memory.weights[i]) / GIB,
-            "gradients_gib": float(memory.gradients[i]) / GIB,
-            "optimizer_gib": float(memory.optimizer[i]) / GIB,
-            "activations_gib": float(memory.activations[i]) / GIB,
-            "temporaries_gib": float(memory.temporaries[i]) / GIB,
-            "peak_memory_gib": float(peak[0]) / GIB,
-            "device_memory_gib": float(device[0]) / GIB,
-            "peak_phase": PHASES[int(memory.phase[i])],
-        }
+
+def _stage(rank: int, memory: ClassMemory, frame: Frame) -> dict[str, Any]:
+    device = device_bytes(frame, memory.peak, memory.activations).likely
+    parts = ("weights", "gradients", "optimizer", "activations", "temporaries")
+    return {
+        "stage": rank,
+        **{f"{name}_gib": float(getattr(memory, name)[0]) / GIB for name in parts},
+        "peak_memory_gib": float(memory.peak[0]) / GIB,
+        "device_memory_gib": float(device[0]) / GIB,
+        "peak_phase": PHASES[int(memory.phase[0])],
+    }
 
 
 TIME_ONLY_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap",

@@ -77,13 +77,14 @@ class _Classes:
 
 
 @lru_cache(maxsize=4096)
-def _classes(layout: PipelineLayout) -> _Classes:
+def _classes(layout: PipelineLayout, *, apart: bool) -> _Classes:
     """Group the ranks of one layout, in the order of their first rank."""
     pp, vpp = layout.pp, layout.vpp
     found: dict[object, list[int]] = {}
     for rank in range(pp):
-        key = (tuple(layout.chunks[v * pp + rank] for v in range(vpp)), rank == 0,
-               rank == pp - 1, layout.mtp_chunk % pp == rank)
+        key: object = rank if apart else (
+            tuple(layout.chunks[v * pp + rank] for v in range(vpp)), rank == 0, rank == pp - 1,
+            layout.mtp_chunk % pp == rank)
         found.setdefault(key, []).append(rank)
     ranks = tuple(tuple(members) for members in found.values())
     class_of_rank = np.empty(pp, np.int64)
@@ -94,10 +95,11 @@ def _classes(layout: PipelineLayout) -> _Classes:
 
 
 @lru_cache(maxsize=8)
-def stage_tables(model: ModelSpec, layouts: tuple[PipelineLayout, ...]) -> StageTables:
-    """Build the tables of some layouts."""
+def stage_tables(model: ModelSpec, layouts: tuple[PipelineLayout, ...], *,
+                 apart: bool = False) -> StageTables:
+    """Build the tables of some layouts; `apart` makes every rank a class of its own."""
     kinds = len(model.kinds)
-    classes = [_classes(layout) for layout in layouts]
+    classes = [_classes(layout, apart=apart) for layout in layouts]
     width = max(len(c.ranks) for c in classes)
     virtual = max(layout.vpp for layout in layouts)
     depth = max(max((len(chunk) for chunk in layout.chunks), default=0) for layout in layouts)
@@ -118,12 +120,19 @@ def stage_tables(model: ModelSpec, layouts: tuple[PipelineLayout, ...]) -> Stage
             ranks[:, i, j] = members[0], members[-1], len(members) * (j < len(found.ranks))
             flags[:, i, j] = (members[0] == 0, members[-1] == layout.pp - 1,
                               layout.has_mtp and layout.mtp_chunk % layout.pp == members[0],
-                              all(np.array_equal(own[0], other) for other in own))
+                              _is_uniform(layout, members[0], own))
     chunk_layers = first_layers[:, :, :, -1]
     return StageTables(
         ranks[0], ranks[1], ranks[2], flags[0], flags[1], flags[2], chunk_layers, first_layers,
         first_layers.sum(axis=2), chunk_layers.sum(axis=2), before, flags[3],
         tuple(c.class_of_rank for c in classes))
+
+
+def _is_uniform(layout: PipelineLayout, rank: int, own: FloatArray) -> bool:
+    """Whether a rank's chunks are alike; MTP layers make the last one different."""
+    if layout.vpp > 1 and layout.has_mtp and layout.mtp_chunk % layout.pp == rank:
+        return False
+    return all(np.array_equal(own[0], other) for other in own)
 
 
 @lru_cache(maxsize=4096)

@@ -185,7 +185,7 @@ def positions(steps: IntArray, warmup: IntArray | int,
 
 @lru_cache(maxsize=1024)
 def in_flight_by_chunk(kind: str, *, pp: int, vpp: int, num_microbatches: int, group_size: int,
-                       rank: int) -> IntArray:
+                       rank: int, before_chunk: int | None = None) -> IntArray:
     """Return which activations of which chunks can be alive at once on a rank.
 
     Chunks differ in layers, so the moment that holds most bytes need not be the first with the
@@ -195,6 +195,8 @@ def in_flight_by_chunk(kind: str, *, pp: int, vpp: int, num_microbatches: int, g
     ----------
     kind, pp, vpp, num_microbatches, group_size, rank
         See `warmup_forwards`; plain numbers.
+    before_chunk : int, optional
+        Look only at the moments before a backward of this chunk.
 
     Returns
     -------
@@ -208,9 +210,13 @@ def in_flight_by_chunk(kind: str, *, pp: int, vpp: int, num_microbatches: int, g
     step = np.zeros((len(chunk), vpp), dtype=np.int64)
     step[np.arange(len(chunk)), chunk] = 1 - 2 * kind_of
     alive = np.cumsum(step, axis=0)
-    first = alive[np.argmax(alive.sum(axis=1))]
-    # Only a moment before a backward can be a maximum.
-    peaks = np.unique(alive[:-1][(kind_of[:-1] == 0) & (kind_of[1:] == 1)], axis=0)
+    if before_chunk is None:
+        # Only a moment between a forward and a backward can be a maximum.
+        moments = alive[:-1][(kind_of[:-1] == 0) & (kind_of[1:] == 1)]
+    else:
+        moments = alive[:-1][(chunk[1:] == before_chunk) & (kind_of[1:] == 1)]
+    first = moments[np.argmax(moments.sum(axis=1))]
+    peaks = np.unique(moments, axis=0)
     no_more = (peaks[:, None] <= peaks[None]).all(axis=2)
     exceeded = no_more & ~(peaks[:, None] == peaks[None]).all(axis=2)
     kept = peaks[~exceeded.any(axis=1)]
