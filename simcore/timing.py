@@ -223,7 +223,7 @@ class Timing:
     def _pipeline_end_s(self, rows: IntArray, schedule: int, pp: int, vpp: int, group_size: int,
                         m: int) -> FloatArray:
         """When the last rank has reduced its gradients, for rows of one schedule [s]."""
-        forward, backward, classes = self._rank_work(rows, pp, vpp)
+        forward, backward, classes = self.rank_work(rows, pp, vpp)
         ends = makespan(FIELD["schedule"].choices[schedule], pp=pp, vpp=vpp, num_microbatches=m,
                         group_size=group_size, forward_s=forward, backward_s=backward,
                         edge_s=np.ascontiguousarray(self.edge_s[rows]))
@@ -231,7 +231,7 @@ class Timing:
         last: FloatArray = (ends + np.take_along_axis(reduce, classes, axis=0)).max(axis=0)
         return last
 
-    def _rank_work(self, rows: IntArray, pp: int,
+    def rank_work(self, rows: IntArray, pp: int,
                    vpp: int) -> tuple[FloatArray, FloatArray, IntArray]:
         """Work of every rank and chunk: (pp, vpp, n), (pp, vpp, n), class of each rank (pp, n)."""
         frame, tables = self.frame, self.frame.tables
