@@ -8,11 +8,11 @@ import numpy as np
 
 from simcore.formulas.collectives import Collective, collective_s
 from simcore.frame import Class, Frame
-from simcore.inputs.fields import code
-from simcore.placement import Placement
+from simcore.local import NVFP4_BYTES
+from simcore.optimizer_step import optimizer_s, orthogonalisation_s
 from simcore.resolve import is_fp8
-from simcore.states import dtype_bytes
-from simcore.typing import FloatArray, IntArray, Num
+from simcore.states import gradient_bytes, is_muon, shard_sizes
+from simcore.typing import FloatArray, Num
 from simcore.units import GB
 
 UNHIDDEN_BUCKET_SHARE = 0.03
@@ -52,27 +52,29 @@ class _Collectives:
     gather_s: FloatArray
 
 
-def _gradient_bytes(frame: Frame) -> FloatArray:
-    return np.where(frame.batch["grad_dtype"] == code("grad_dtype", "fp32"), 4.0, 2.0)
+def _collectives(frame: Frame, parameters: FloatArray, expert: bool) -> _Collectives:  # noqa: FBT001
+    """Reduction (scatter, or all-reduce without sharding) and gather over one group.
 
-
-def _collectives(frame: Frame, parameters: FloatArray, group: Placement,
-                 ranks: IntArray) -> _Collectives:
-    """Reduction (scatter, or all-reduce without sharding) and gather over one group."""
-    network = frame.system.network
+    With replicas (HSDP) each shard is all-reduced between them behind the scatter.
+    """
+    network, place = frame.system.network, frame.placements
+    group, between = (place["edp"], place["edp_replicate"]) if expert else (
+        place["dp_cp"], place["dp_replicate"])
+    ranks = group.ranks
 
     def time(kind: Collective, size: Num) -> FloatArray:
         return collective_s(kind, size_bytes=size, group=group, network=network)
 
     sent = frame.spread(frame.local.software("gradient_reduction_bytes"))
-    gradient = parameters * np.where(sent > 0, sent, _gradient_bytes(frame))
+    gradient = parameters * np.where(sent > 0, sent, gradient_bytes(frame.batch))
     zero = frame.batch["zero"]
     whole = (zero == 0) | (frame.spread(frame.local.software("gradient_all_reduce")) > 0)
     reduce = time(Collective.REDUCE_SCATTER, gradient)
     if np.any(whole):
         reduce = np.where(whole, time(Collective.ALL_REDUCE, gradient), reduce)
-    low = is_fp8(frame.batch["precision"]) & (frame.batch["fp8_param_gather"] > 0)
-    width = np.where(low, 1.0, 2.0)
+    precision = frame.batch["precision"]
+    width = np.where(is_fp8(precision) & (frame.batch["fp8_param_gather"] > 0), 1.0, 2.0)
+    width = np.where(frame.batch["fp4_param_gather"] > 0, NVFP4_BYTES, width)
     gather = np.where(zero >= 1, time(Collective.ALL_GATHER, parameters * width), 0.0)
     # A library that does not reach the network's rate across nodes is bound by its own.
     own = frame.spread(frame.local.software("data_parallel_gb_per_s")) * GB
@@ -83,13 +85,19 @@ def _collectives(frame: Frame, parameters: FloatArray, group: Placement,
                                             * moved), reduce)
         gather = np.where(bound & (zero >= 1),
                           np.maximum(gather, parameters * width * moved), gather)
-    return _Collectives(np.where(ranks > 1, reduce, 0.0), np.where(ranks > 1, gather, 0.0))
+    reduce, gather = np.where(ranks > 1, reduce, 0.0), np.where(ranks > 1, gather, 0.0)
+    if np.any(frame.batch["dp_replicate"] > 1):
+        reduce = reduce + np.where(between.ranks > 1, collective_s(
+            Collective.ALL_REDUCE, size_bytes=gradient / np.maximum(ranks, 1), group=between,
+            network=network), 0.0)
+    return _Collectives(reduce, gather)
 
 
 VOLUME_FIELDS = (
     "gpus", "tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "rank_order",
     "first_stage_layers", "last_stage_layers", "pp_layout", "mtp", "zero", "precision",
-    "grad_dtype", "fp8_param_gather", "optimizer", "optimizer_offload", "main_params_dtype",
+    "grad_dtype", "fp8_param_gather", "fp4_param_gather", "optimizer", "optimizer_offload",
+    "main_params_dtype",
     "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "framework", "framework_version",
 )
 """Fields that decide how much is reduced, gathered and updated, and over which links."""
@@ -116,15 +124,18 @@ def volumes(frame: Frame) -> tuple[Volumes, ...]:
 
 
 def _class_volumes(frame: Frame, c: Class) -> Volumes:
-    dense, expert = frame.parameters(c).dense, frame.parameters(c).expert
-    shards = frame.dp * frame.batch["cp"]
-    whole = _collectives(frame, dense, frame.placements["dp_cp"], shards)
+    held = frame.parameters(c)
+    dense, expert = held.dense, held.expert
+    whole = _collectives(frame, dense, expert=False)
     reduce, gather = whole.reduce_s, whole.gather_s
-    optimizer = _optimizer_s(frame, dense, shards)
+    shards, expert_shards = shard_sizes(frame.batch)
+    optimizer = optimizer_s(frame, dense, held.dense_hidden, shards)
     if frame.model.is_moe:
-        own = _collectives(frame, expert, frame.placements["edp"], frame.edp)
+        own = _collectives(frame, expert, expert=True)
         reduce, gather = reduce + own.reduce_s, gather + own.gather_s
-        optimizer = optimizer + _optimizer_s(frame, expert, frame.edp)
+        optimizer = optimizer + optimizer_s(frame, expert, held.expert_hidden, expert_shards)
+    if np.any(is_muon(frame.batch)):
+        optimizer = optimizer + orthogonalisation_s(frame, c)
     return Volumes(reduce, gather, optimizer, _tied_embedding_s(frame, c))
 
 
@@ -172,28 +183,7 @@ def _tied_embedding_s(frame: Frame, c: Class) -> FloatArray:
     ends = frame.stage(frame.tables.has_embedding, c) + frame.stage(frame.tables.has_head, c)
     pp = frame.batch["pp"]
     size = frame.spread(frame.local.vocab / frame.local.tp) * (
-        frame.model.hidden_size * _gradient_bytes(frame))
+        frame.model.hidden_size * gradient_bytes(frame.batch))
     seconds = collective_s(Collective.ALL_REDUCE, size_bytes=size,
                            group=frame.placements["ends"], network=frame.system.network)
     return np.where((ends > 0) & (pp > 1), seconds, 0.0)
-
-
-def _optimizer_s(frame: Frame, parameters: FloatArray, shards: IntArray) -> FloatArray:
-    """Memory passes of the step: zeroing the buffer, norm, clipping, update, new weights.
-
-    Adam reads and writes master weights and moments and reads the gradient; each element's
-    traffic is twice its states' bytes, plus three passes over the gradient (norm, clip, read)
-    and the written weight.
-    """
-    batch = frame.batch
-    each = frame.system.accelerator.memory_bandwidth_gb_per_s * GB * (
-        frame.system.efficiency.memory_frac)
-    gradient = _gradient_bytes(frame)
-    moments = np.where(batch["optimizer"] == code("optimizer", "sgd"), 0.0,
-                       dtype_bytes(batch, "exp_avg_dtype")
-                       + dtype_bytes(batch, "exp_avg_sq_dtype"))
-    states = 4.0 + moments
-    own = parameters / np.where(batch["zero"] >= 1, np.maximum(shards, 1), 1)
-    zeroed = parameters / np.where(batch["zero"] >= 2, np.maximum(shards, 1), 1)
-    return (own * (2.0 * states + 4.0 * gradient + 2.0) + zeroed * gradient) / each
-

@@ -22,18 +22,34 @@ from simcore.local_costs import LayerCost, LocalCosts, local_costs
 from simcore.parameters import final_norm_parameters
 from simcore.placement import Group, Placement, groups, place
 from simcore.stages import StageTables, stage_tables
-from simcore.states import BytesPerParameter, bytes_per_parameter, shard_sizes
+from simcore.states import BytesPerParameter, bytes_per_parameter, is_muon, shard_sizes
 from simcore.typing import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
 class ClassParameters:
-    """Parameters of a rank, dense and expert, and those of them in matrices, (n,)."""
+    """Parameters of a rank, dense and expert, and some of them, (n,).
+
+    Parameters
+    ----------
+    dense, expert : ndarray
+        All of them.
+    dense_matrices, expert_matrices : ndarray
+        Those in matrices that have copies in low precision.
+    dense_hidden, expert_hidden : ndarray
+        Those in matrices other than embedding and head, where Muon updates these; else 0.
+    dense_largest, expert_largest : ndarray
+        Of these, those in the largest matrix.
+    """
 
     dense: FloatArray
     expert: FloatArray
     dense_matrices: FloatArray
     expert_matrices: FloatArray
+    dense_hidden: FloatArray
+    expert_hidden: FloatArray
+    dense_largest: FloatArray
+    expert_largest: FloatArray
 
 
 Class = int | IntArray
@@ -44,7 +60,7 @@ WIDE_ROWS = 512
 
 SITE_FIELDS = ("gpus", "tp", "cp", "pp", "ep", "etp", "rank_order", "dp_replicate")
 """Fields that decide where a step's groups sit."""
-SITE_GROUPS = ("dp_cp", "edp", "ends", "neighbours")
+SITE_GROUPS = ("dp_cp", "edp", "dp_replicate", "edp_replicate", "ends", "neighbours")
 """Groups of once a step: data-parallel ones, the pipeline's ends, two of its neighbours."""
 
 
@@ -254,7 +270,26 @@ class Frame:
             if self.model.is_moe:
                 expert = expert + layers[:, k] * self.spread(cost.parameters.expert)
                 low_expert = low_expert + layers[:, k] * self.spread(cost.matrices.expert)
-        return ClassParameters(dense, expert, low_dense, low_expert)
+        zero = np.zeros(len(self))
+        hidden = self._hidden_parameters(c) if np.any(is_muon(self.batch)) else (zero,) * 4
+        return ClassParameters(dense, expert, low_dense, low_expert, *hidden)
+
+    def _hidden_parameters(self, c: Class) -> tuple[FloatArray, ...]:
+        """Values in matrices of the layers, where Muon updates them, dense and expert, and
+        those of the largest one, (n,)."""
+        layers = self.stage(self.tables.layers, c)
+        found = [np.zeros(len(self)) for _ in range(4)]
+        for k, cost in enumerate(self.layer_costs):
+            counts = layers[:, k]
+            if self.has_mtp and k == self.model.layers[-1]:
+                counts = counts + self.mtp_here(c)
+            for at, hidden, largest in ((0, cost.hidden.dense, cost.largest.dense),
+                                        (1, cost.hidden.expert, cost.largest.expert)):
+                found[at] = found[at] + counts * self.spread(hidden)
+                found[at + 2] = np.maximum(found[at + 2], (counts > 0) * self.spread(largest))
+        if self.has_mtp:
+            found[0] = found[0] + self.mtp_here(c) * self.spread(self.costs.mtp_projection)
+        return tuple(values * is_muon(self.batch) for values in found)
 
     def dummy_gradients_bytes(self, c: Class) -> FloatArray:
         """Dummy weight gradients of the layers and the head on the ranks of class c, (n,) [B]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simcore.formulas.roofline import gemm_shape_efficiency, roofline_s
-from simcore.local import Local
+from simcore.local import NVFP4_BYTES, Local
 from simcore.operators.base import Op, Phase, make
 from simcore.typing import FloatArray, Num
 from simcore.units import GB, MICRO, TERA
@@ -40,7 +40,9 @@ def matmul_flops_per_s(local: Local, *, fp8: bool = True) -> FloatArray:
     # 128-wide blocks and 32-wide MX scales are applied inside the main loop: promotion of the
     # accumulators costs Hopper about a tenth (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
     block = np.where(local.precision_is("fp8-block", "fp8-rowwise"), 0.9, 1.0)
-    return np.where(local.is_fp8 & fp8, max(low, 1.0) * block, rate)
+    four = accelerator.peak_fp4_tflops * sustained * efficiency.gemm_fp4_frac
+    reached = np.where(local.precision_is("nvfp4"), max(four, 1.0), max(low, 1.0) * block)
+    return np.where(local.is_fp8 & fp8, reached, rate)
 
 
 def elementwise(local: Local, name: str, module: str, phase: Phase, bytes_moved: Num, *,
@@ -55,11 +57,13 @@ def cast_bytes_per_value(local: Local) -> FloatArray:
 
     Delayed scaling writes fp8 from the kernel before it (1 B, and 1 B for the transpose);
     current scaling reads once more for the maximum; block formats read bf16 and write both
-    directions.
+    directions. NVFP4 reads twice, since its scales rest on the tensor's maximum, and writes
+    both directions, one behind a Hadamard transform (arXiv 2509.25149, section 3).
     """
+    others = np.where(local.precision_is("nvfp4"), 4.0 + 2.0 * NVFP4_BYTES, 4.0)
     return np.where(local.precision_is("fp8-ds"), 2.0,
                     np.where(local.precision_is("fp8-cs", "fp8-rowwise"), 6.0,
-                             np.where(local.is_fp8, 4.0, 0.0)))
+                             np.where(local.is_fp8, others, 0.0)))
 
 
 def gemm(local: Local, name: str, module: str, *, rows: FloatArray, out: Num, inner: Num,
@@ -83,7 +87,8 @@ def gemm(local: Local, name: str, module: str, *, rows: FloatArray, out: Num, in
     """
     rows, out, inner = (np.asarray(x, np.float64) for x in (rows, out, inner))
     fp8 = local.is_fp8 & low_precision
-    size = np.where(fp8, 1.0, local.bytes_per_value)
+    size = np.where(fp8, np.where(local.precision_is("nvfp4"), NVFP4_BYTES, 1.0),
+                    local.bytes_per_value)
     rate = matmul_flops_per_s(local, fp8=low_precision)
     ops = [_product(local, f"{name}_fwd", module, Phase.FORWARD, rows, out, inner, rate, size,
                     local.bytes_per_value, groups),

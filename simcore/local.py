@@ -31,6 +31,9 @@ LOCAL_FIELDS: tuple[str, ...] = (
 )
 """Fields that a layer's cost on a rank depends on."""
 
+NVFP4_BYTES = 0.5 + 1.0 / 16.0
+"""Of a value in NVFP4: four bits, and a scale of eight to 16 values (Transformer Engine,
+``pytorch/tensor/nvfp4_tensor.py``)."""
 DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
@@ -115,7 +118,7 @@ class Local:
 
     @cached_property
     def is_fp8(self) -> BoolArray:
-        """Whether the layers' matrix products run in fp8."""
+        """Whether the layers' matrix products run in fp8 or NVFP4."""
         return is_fp8(self.batch["precision"])
 
     def precision_is(self, *names: str) -> BoolArray:
@@ -135,6 +138,7 @@ class Local:
         blocks 4/128.
         """
         scaled = np.where(self.precision_is("mxfp8", "fp8-block"), 1.0 + 1.0 / 32.0, 1.0)
+        scaled = np.where(self.precision_is("nvfp4"), NVFP4_BYTES, scaled)
         return np.where(self.is_fp8, scaled, self.bytes_per_value)
 
     @cached_property

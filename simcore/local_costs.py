@@ -16,12 +16,15 @@ from simcore.inputs.system import SystemSpec
 from simcore.layer_costs import Times, embedding_times, head_times, layer_times, mtp_times
 from simcore.local import LOCAL_FIELDS, Local
 from simcore.parameters import (
+    Parameter,
     RankParameters,
     embedding_parameters,
     final_norm_parameters,
     head_parameters,
     layer_parameters,
+    layer_tensors,
     mtp_parameters,
+    mtp_tensors,
     weight_shapes,
 )
 from simcore.resolve import profile_codes
@@ -65,6 +68,30 @@ class LayerCost:
         return RankParameters(
             sum((w.outputs * w.inputs for w in shapes if not w.is_expert), zero),
             sum((w.outputs * w.inputs * experts for w in shapes if w.is_expert), zero))
+
+
+    @cached_property
+    def tensors(self) -> list[Parameter]:
+        """Every parameter of a rank."""
+        return layer_tensors(self.local.model, self.kind, **self._degrees)
+
+    @cached_property
+    def hidden(self) -> RankParameters:
+        """Values in tensors of two dimensions, which Muon updates."""
+        zero = np.zeros(len(self.local.batch))
+        return RankParameters(
+            sum((t.elements for t in self.tensors if t.is_matrix and not t.is_expert), zero),
+            sum((t.elements for t in self.tensors if t.is_matrix and t.is_expert), zero))
+
+    @cached_property
+    def largest(self) -> RankParameters:
+        """Values in the largest of these."""
+        found = {False: np.zeros(len(self.local.batch)), True: np.zeros(len(self.local.batch))}
+        for tensor in self.tensors:
+            if tensor.is_matrix:
+                found[tensor.is_expert] = np.maximum(found[tensor.is_expert],
+                                                     tensor.elements / tensor.copies)
+        return RankParameters(found[False], found[True])
 
 
 @dataclass(frozen=True)
@@ -116,6 +143,12 @@ class LocalCosts:
         mtp = mtp_parameters(self.model, tp=tp, ep=self.local.real("ep"),
                              etp=self.local.real("etp"))
         return embedding_parameters(self.model, tp=tp), head, mtp
+
+    @cached_property
+    def mtp_projection(self) -> FloatArray:
+        """Values in the matrix of an MTP layer's own, (u,)."""
+        return sum((t.elements for t in mtp_tensors(self.model, tp=self.local.tp)
+                    if t.is_matrix), np.zeros(len(self.local.batch)))
 
     @cached_property
     def _dummies(self) -> dict[int, tuple[FloatArray, FloatArray]]:

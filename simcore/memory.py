@@ -11,10 +11,14 @@ from simcore.batch import distinct
 from simcore.frame import Class, Frame
 from simcore.inputs.fields import code
 from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
+from simcore.states import BytesPerParameter, is_muon
 from simcore.tensors import total_bytes
 from simcore.typing import FloatArray, IntArray
 from simcore.units import GIB, MIB
 
+MUON_STEP_BYTES = 12.0
+"""Of the largest matrix a value, in the step: update, product and next iterate in fp32
+(`newton_schulz` of NVIDIA's emerging_optimizers)."""
 PHASES = ("forward", "backward", "head", "recompute", "optimizer")
 """Moments at which a rank can be fullest."""
 
@@ -50,6 +54,8 @@ class ClassMemory:
     peak: FloatArray
     phase: FloatArray
     """Index into `PHASES`."""
+    host: FloatArray
+    """Of the host's memory."""
 
     def take(self, index: IntArray) -> ClassMemory:
         """Return the rows that an index names."""
@@ -71,7 +77,18 @@ def class_memory(frame: Frame, c: Class) -> ClassMemory:
     phase, fixed = phase[0], static[3]
     total = static[0] + static[1] + static[2] + fixed + activations + temporaries
     return ClassMemory(static[0], static[1], static[2], activations, temporaries + fixed, total,
-                       phase)
+                       phase, _host(frame, c, found))
+
+
+def _host(frame: Frame, c: Class, found: Activations) -> FloatArray:
+    """Host memory of a rank: offloaded optimizer and activations, (n,) [B]."""
+    host = found.host
+    if np.any(frame.batch["optimizer_offload"] > 0):
+        own = frame.parameters(c)
+        host = host + own.dense * frame.dense_bytes.host
+        if frame.model.is_moe:
+            host = host + own.expert * frame.expert_bytes.host
+    return host
 
 
 def _static(frame: Frame, c: Class) -> tuple[tuple[FloatArray, ...], FloatArray]:
@@ -79,16 +96,32 @@ def _static(frame: Frame, c: Class) -> tuple[tuple[FloatArray, ...], FloatArray]
     own = frame.parameters(c)
     each = frame.dense_bytes
     weights = own.dense * each.weight + own.dense_matrices * each.quantised
-    gradients, optimizer, step = (own.dense * each.gradient, own.dense * each.optimizer,
-                                  own.dense * each.step)
+    gradients, step = own.dense * each.gradient, own.dense * each.step
+    optimizer = own.dense * each.optimizer
     if frame.model.is_moe:
-        each = frame.expert_bytes
-        weights = weights + own.expert * each.weight + own.expert_matrices * each.quantised
-        gradients = gradients + own.expert * each.gradient
-        optimizer = optimizer + own.expert * each.optimizer
-        step = step + own.expert * each.step
+        more = frame.expert_bytes
+        weights = weights + own.expert * more.weight + own.expert_matrices * more.quantised
+        gradients = gradients + own.expert * more.gradient
+        optimizer, step = optimizer + own.expert * more.optimizer, step + own.expert * more.step
+    if np.any(is_muon(frame.batch)):
+        optimizer = optimizer + _muon_states(frame, own.dense_hidden, own.dense_largest, each) + (
+            _muon_states(frame, own.expert_hidden, own.expert_largest, frame.expert_bytes))
+        step = step + MUON_STEP_BYTES * np.maximum(own.dense_largest, own.expert_largest)
     fixed = _fixed(frame, c) + _gathered(frame, c)
     return (weights, gradients, optimizer, fixed), step
+
+
+def _muon_states(frame: Frame, hidden: FloatArray, largest: FloatArray,
+                 each: BytesPerParameter) -> FloatArray:
+    """What Muon's states are more (or less) than Adam's, (n,) [B].
+
+    It has no second moment; and each matrix is whole on one rank of the sharded group
+    (`LayerWiseDistributedOptimizer`), so that the fullest rank has at least the largest one.
+    """
+    shards = np.where(frame.batch["zero"] >= 1, each.shards, 1.0)
+    excess = np.maximum(largest - hidden / shards, 0.0)
+    kept: FloatArray = excess * shards * (each.main + each.exp_avg)
+    return kept - hidden * each.exp_avg_sq
 
 
 def _fixed(frame: Frame, c: Class) -> FloatArray:
@@ -167,6 +200,8 @@ class Activations:
         Chunks alive at most.
     offloaded : ndarray
         Share of the saved bytes that host memory holds.
+    host : ndarray
+        Those bytes, at the fullest moment.
     beside : ndarray
         Of `kept`, what is on its way to or from the host, and the chunk of a forward that runs
         beside a backward.
@@ -176,6 +211,7 @@ class Activations:
     kept_at_head: FloatArray
     in_flight: FloatArray
     offloaded: FloatArray
+    host: FloatArray
     beside: FloatArray
 
 
@@ -192,12 +228,13 @@ def _activations(frame: Frame, c: Class) -> Activations:
     more = _overlapped(frame, alive)
     beside = more * chunks.max(axis=1)
     kept, at_head = kept + beside, at_head + beside
-    share = np.zeros(len(frame))
+    share = host = np.zeros(len(frame))
     if np.any(frame.batch["activation_offload_layers"] > 0):
         share, in_transit = _offloaded(frame, c, kept)
+        host = kept * share
         kept, at_head, beside = (part * (1.0 - share) + in_transit
                                  for part in (kept, at_head, beside))
-    return Activations(kept, at_head, alive + more, share, beside)
+    return Activations(kept, at_head, alive + more, share, host, beside)
 
 
 def _offloaded(frame: Frame, c: Class, kept: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -48,6 +48,40 @@ class Weight(NamedTuple):
     is_expert: bool
 
 
+class Parameter(NamedTuple):
+    """One parameter of a rank, or several alike.
+
+    Parameters
+    ----------
+    name : str
+        As Megatron-Core calls it within its layer; vectors of a module are one entry.
+    shape : tuple of float or ndarray
+        Shape of the degrees; one side for all vectors of the entry together.
+    is_expert : bool
+        Whether expert parallelism divides it.
+    copies : float or ndarray
+        How many of them the rank holds (local experts).
+    """
+
+    name: str
+    shape: tuple[Degree, ...]
+    is_expert: bool = False
+    copies: Degree = 1.0
+
+    @property
+    def elements(self) -> FloatArray:
+        """Values of all of them together."""
+        total = _degree(self.copies)
+        for side in self.shape:
+            total = total * side
+        return total
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has two dimensions."""
+        return len(self.shape) == 2
+
+
 def _degree(value: Degree) -> FloatArray:
     return np.asarray(value, dtype=np.float64)
 
@@ -168,26 +202,40 @@ def layer_parameters(model: ModelSpec, kind: LayerKind, *, tp: Degree, ep: Degre
     RankParameters
         Norms, router and shared expert are in `dense`.
     """
-    tp, ep, etp = _degree(tp), _degree(ep), _degree(etp)
-    dense = np.zeros_like(tp * ep * etp)
+    dense = np.zeros_like(_degree(tp) * _degree(ep) * _degree(etp))
     expert = np.zeros_like(dense)
-    for weight in weight_shapes(model, kind, tp=tp, ep=ep, etp=etp):
-        if weight.is_expert:
-            expert = expert + weight.outputs * weight.inputs
+    for tensor in layer_tensors(model, kind, tp=tp, ep=ep, etp=etp):
+        if tensor.is_expert:
+            expert = expert + tensor.elements
         else:
-            dense = dense + weight.outputs * weight.inputs
-    dense = dense + _attention_vectors(model, kind, tp) + _layer_norms(model)
+            dense = dense + tensor.elements
+    return RankParameters(dense, expert)
+
+
+def layer_tensors(model: ModelSpec, kind: LayerKind, *, tp: Degree, ep: Degree,
+                  etp: Degree) -> list[Parameter]:
+    """Every parameter of one decoder layer on a rank; `layer_parameters` counts them."""
+    tp, ep, etp = _degree(tp), _degree(ep), _degree(etp)
+    moe, h = model.moe, model.hidden_size
+    experts = moe.num_experts / ep if moe is not None else 1.0
+    found = [Parameter(f"{w.name}.weight", (w.outputs, w.inputs), w.is_expert,
+                       experts if w.is_expert else 1.0)
+             for w in weight_shapes(model, kind, tp=tp, ep=ep, etp=etp)]
+    found += [*_attention_vectors(model, kind, tp),
+              Parameter("layernorms", (float(_layer_norms(model)),))]
     if kind.mlp is MlpKind.DENSE:
         if model.mlp_bias:
-            dense = dense + _mlp_biases(model, model.ffn_hidden_size, tp)
-    elif model.moe is not None:
-        moe = model.moe
+            found.append(Parameter("mlp.bias", (_mlp_biases(model, model.ffn_hidden_size, tp),)))
+    elif moe is not None:
         if moe.expert_bias:
-            expert = expert + _mlp_biases(model, moe.ffn_hidden_size, etp)
-        expert = expert * (moe.num_experts / ep)
-        dense = dense + moe.num_experts * (model.hidden_size + moe.router_bias)
-        dense = dense + model.hidden_size * moe.shared_expert_gate
-    return RankParameters(dense, expert)
+            found.append(Parameter("experts.bias", (
+                _mlp_biases(model, moe.ffn_hidden_size, etp),), True, experts))
+        found.append(Parameter("router.weight", (float(moe.num_experts), float(h))))
+        if moe.router_bias:
+            found.append(Parameter("router.bias", (float(moe.num_experts * moe.router_bias),)))
+        if moe.shared_expert_gate:
+            found.append(Parameter("shared_experts.gate_weight", (1.0, float(h))))
+    return found
 
 
 def _layer_norms(model: ModelSpec) -> int:
@@ -201,33 +249,39 @@ def _mlp_biases(model: ModelSpec, width: int, tp: FloatArray) -> FloatArray:
     return _gates(model) * width / tp + model.hidden_size
 
 
-def _attention_vectors(model: ModelSpec, kind: LayerKind, tp: FloatArray) -> FloatArray:
+def _attention_vectors(model: ModelSpec, kind: LayerKind, tp: FloatArray) -> list[Parameter]:
     """Biases, norms inside attention, sinks, and the small tensors of linear attention."""
     if kind.attention is AttentionKind.LINEAR and model.linear_attention is not None:
         spec = model.linear_attention
         keys = spec.num_key_heads * spec.key_head_dim
         values = spec.num_value_heads * spec.value_head_dim
-        convolution = (2 * keys + values) * spec.conv_kernel
         # The decay and the step's bias are one number a value head each; the norm before the
         # output projection has one weight for all heads.
-        return (convolution + 2 * spec.num_value_heads) / tp + spec.value_head_dim
+        return [Parameter("conv1d.weight", ((2 * keys + values) / tp, 1.0,
+                                            float(spec.conv_kernel))),
+                Parameter("A_log, dt_bias", (2 * spec.num_value_heads / tp,)),
+                Parameter("out_norm.weight", (float(spec.value_head_dim),))]
     if model.mla is not None:
-        return np.zeros_like(tp) + (_norm(model, model.mla.q_lora_rank)
-                                    + _norm(model, model.mla.kv_lora_rank))
+        return [Parameter("q_layernorm, kv_layernorm", (float(
+            _norm(model, model.mla.q_lora_rank) + _norm(model, model.mla.kv_lora_rank)),))]
     queries = model.num_attention_heads * model.head_dim
     keys = model.num_query_groups * model.head_dim
     gated = 2 if model.attention_output_gate else 1
-    split = 0
+    found = []
     if model.attention_bias:
-        split += gated * queries + 2 * keys
+        found.append(Parameter("linear_qkv.bias", ((gated * queries + 2 * keys) / tp,)))
     if model.attention_sinks:
-        split += model.num_attention_heads
+        found.append(Parameter("core_attention.softmax_offset",
+                               (model.num_attention_heads / tp,)))
     if model.qk_norm_full:
-        split += _norm(model, queries) + _norm(model, keys)
-    whole = 2 * _norm(model, model.head_dim) if model.qk_norm else 0
+        found.append(Parameter("q_layernorm, k_layernorm",
+                               ((_norm(model, queries) + _norm(model, keys)) / tp,)))
+    if model.qk_norm:
+        found.append(Parameter("q_layernorm, k_layernorm",
+                               (2.0 * _norm(model, model.head_dim),)))
     if model.attention_output_bias:
-        whole += model.hidden_size
-    return split / tp + whole
+        found.append(Parameter("linear_proj.bias", (float(model.hidden_size),)))
+    return found
 
 
 def embedding_parameters(model: ModelSpec, *, tp: Degree) -> FloatArray:
@@ -265,8 +319,15 @@ def mtp_parameters(model: ModelSpec, *, tp: Degree, ep: Degree, etp: Degree) -> 
     `multi_token_prediction.py`, `MultiTokenPredictionLayer`.
     """
     layer = layer_parameters(model, model.layer_kinds[-1], tp=tp, ep=ep, etp=etp)
-    projection = 2 * model.hidden_size**2 / _degree(tp)
-    return layer._replace(dense=layer.dense + projection + 3 * _norm(model, model.hidden_size))
+    own = sum((tensor.elements for tensor in mtp_tensors(model, tp=tp)), np.zeros(()))
+    return layer._replace(dense=layer.dense + own)
+
+
+def mtp_tensors(model: ModelSpec, *, tp: Degree) -> list[Parameter]:
+    """What a multi-token-prediction layer holds beside its decoder layer."""
+    h = float(model.hidden_size)
+    return [Parameter("eh_proj.weight", (h / _degree(tp), 2.0 * h)),
+            Parameter("enorm, hnorm, final_layernorm", (3.0 * _norm(model, model.hidden_size),))]
 
 
 def total_parameters(model: ModelSpec) -> int:

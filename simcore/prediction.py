@@ -17,7 +17,7 @@ from simcore.breakdown import TIME_TERMS, recomputed_flops, time_terms
 from simcore.errors import InputError
 from simcore.flops import model_flops_per_token
 from simcore.frame import Frame
-from simcore.inputs.fields import FIELD
+from simcore.inputs.fields import FIELD, code
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
@@ -151,6 +151,7 @@ def _stage(rank: int, memory: ClassMemory, frame: Frame) -> dict[str, Any]:
         "peak_memory_gib": float(memory.peak[0]) / GIB,
         "device_memory_gib": float(device[0]) / GIB,
         "peak_phase": PHASES[int(memory.phase[0])],
+        "host_memory_gib": float(memory.host[0]) / GIB,
     }
 
 
@@ -254,8 +255,11 @@ def _rates(frame: Frame, step_s: FloatArray) -> dict[str, FloatArray]:
     flops = tokens * model_flops_per_token(frame.model, batch.real("seq_len"),
                                            mtp=np.maximum(batch.real("mtp"), 0.0),
                                            tp=batch.real("tp"))
-    peak = TERA * np.where(is_fp8(batch["precision"]), accelerator.peak_fp8_tflops,
-                           accelerator.peak_bf16_tflops)
+    is_fp4 = batch["precision"] == code("precision", "nvfp4")
+    peak = TERA * np.where(
+        is_fp8(batch["precision"]),
+        np.where(is_fp4, accelerator.peak_fp4_tflops, accelerator.peak_fp8_tflops),
+        accelerator.peak_bf16_tflops)
     again = recomputed_flops(frame)
     return {
         "tokens_per_s": tokens / step_s,

@@ -10,7 +10,7 @@ import numpy as np
 from simcore.batch import Batch, Column, as_column, distinct, is_constant
 from simcore.degrees import quotient
 from simcore.inputs.codec import encode
-from simcore.inputs.fields import DEFAULT_GBS, FIELD, RECOMPUTE_BIT, UNSET, code
+from simcore.inputs.fields import DEFAULT_GBS, FIELD, MEGATRON, RECOMPUTE_BIT, UNSET, code
 from simcore.inputs.framework import Profile
 from simcore.inputs.model import AttentionKind, ModelSpec
 from simcore.inputs.system import SystemSpec
@@ -314,8 +314,9 @@ def _precision(r: _Resolver) -> None:
     fp8 = is_fp8(r["precision"])
     r.fill("grad_dtype", r.by_profile("grad_dtype", code("grad_dtype", "fp32")))
     sharded = r["zero"] >= 1
-    r.switch("fp8_param_gather", fp8 & sharded)
-    r.fill("fp4_param_gather", 0)
+    is_fp4 = r["precision"] == code("precision", "nvfp4")
+    r.switch("fp8_param_gather", fp8 & sharded & ~is_fp4)
+    r.switch("fp4_param_gather", is_fp4 & sharded)
     bridge = r["framework"] == code("framework", "megatron-bridge")
     mxfp8 = (r["precision"] == code("precision", "mxfp8")) & (r["fp8_param_gather"] == 1)
     reuse = bridge | (r.by_profile("reuse_grad_buf", 0) == 1)
@@ -329,7 +330,10 @@ def _optimizer(r: _Resolver) -> None:
     for name in dtypes:
         # Without the precision-aware optimizer there is nothing but fp32.
         r.switch(name, able & (r["precision_aware_optimizer"] != 0))
-    other = r["main_grads_dtype"] > 0
+    r.fill("optimizer_offload", 0.0)
+    # Megatron's optimizer on the CPU is built on the precision-aware one.
+    offloads = (r.columns["optimizer_offload"] > 0) & _is_megatron(r)
+    other = (r["main_grads_dtype"] > 0) | offloads
     for name in dtypes:
         other = other | (r[name] > 0)
     asked = r.by_profile("precision_aware_optimizer", 0) == 1
@@ -337,7 +341,12 @@ def _optimizer(r: _Resolver) -> None:
     on = r["precision_aware_optimizer"] == 1
     r.fill("main_grads_dtype", np.where(on, r.by_profile("main_grads_dtype", UNSET), 0))
     r.fill("main_grads_dtype", r["grad_dtype"])
-    r.fill("optimizer_offload", 0.0)
+
+
+def _is_megatron(r: _Resolver) -> BoolArray:
+    codes = [code("framework", name) for name in MEGATRON]
+    found: BoolArray = np.isin(r["framework"], codes)
+    return found
 
 
 def _overlap(r: _Resolver) -> None:

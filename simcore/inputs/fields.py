@@ -82,6 +82,8 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8-ds", "fp8-cs", "fp8-block", "mxfp8", 
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 FRAMEWORKS = ("megatron", "megatron-bridge", "nemo-megatron", "megatron-deepspeed",
               "aleph-alpha-scaling", "fsdp", "torchtitan", "deepspeed")
+MEGATRON = ("megatron", "megatron-bridge", "nemo-megatron")
+"""Frameworks on Megatron-Core."""
 RECOMPUTE_MODULES = ("full", "core_attn", "mlp", "layernorm", "moe", "moe_act", "mla_up_proj",
                      "shared_experts", "selective_op")
 CUDA_GRAPH_SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess")
@@ -117,7 +119,8 @@ _PARALLEL = (
           "2 and gradients, 3 and parameters (FSDP).",
           "by framework; 1 for Megatron (distributed optimizer), 3 for FSDP", "parallelism",
           maximum=3),
-    Field("dp_replicate", _int, "Replicas of the sharded group (HSDP).", "1", "parallelism",
+    Field("dp_replicate", _int, "Replicas of the sharded group (HSDP; "
+          "--num-distributed-optimizer-instances).", "1", "parallelism",
           minimum=1, maximum=2**20),
     Field("cp_comm", _enum, "How context-parallel ranks exchange keys and values "
           "(--cp-comm-type).", "p2p; all_gather in a model with sliding windows", "parallelism",
@@ -163,30 +166,32 @@ _RECOMPUTE = (
 )
 _PRECISION = (
     Field("precision", _enum, "Number format of the matrix products.", "bf16", "precision",
-          PRECISIONS, not_modelled={"nvfp4": f"NVFP4 is {_LATER}"}),
+          PRECISIONS),
     Field("grad_dtype", _enum, "Number format of the gradient buffer and its reduction.",
           "by framework; fp32 for Megatron, bf16 for Megatron-Bridge and NeMo", "precision",
           ("fp32", "bf16", "fp16")),
     Field("fp8_param_gather", _bool, "Weights are kept and all-gathered in fp8 "
           "(--fp8-param-gather).", "by framework; off for Megatron", "precision"),
-    Field("fp4_param_gather", _bool, "Weights are kept and all-gathered in NVFP4.", "off",
-          "precision"),
+    Field("fp4_param_gather", _bool, "Weights are kept and all-gathered in NVFP4 "
+          "(--fp4-param-gather).", "by framework; off for Megatron", "precision"),
     Field("reuse_grad_buf", _bool, "MXFP8 parameter gather uses the gradient buffer "
           "(--reuse-grad-buf-for-mxfp8-param-ag).", "off; on under Megatron-Bridge with mxfp8 "
           "parameters", "precision"),
 )
 _OPTIMIZER = (
-    Field("optimizer", _enum, "Optimizer.", "adam", "optimizer", ("adam", "sgd", "muon"),
-          not_modelled={"muon": "its states and its step are not there yet"}),
+    Field("optimizer", _enum, "Optimizer; muon leaves embeddings, the head and vectors to Adam "
+          "(--optimizer).", "adam", "optimizer", ("adam", "sgd", "muon")),
     Field("precision_aware_optimizer", _bool, "Optimizer states in the formats below "
-          "(--use-precision-aware-optimizer).", "on where one of the formats is not fp32",
+          "(--use-precision-aware-optimizer).", "on where one of the formats is not fp32, or "
+          "Megatron's optimizer is offloaded",
           "optimizer"),
     Field("main_params_dtype", _enum, "Master weights.", "fp32", "optimizer", DTYPES[:3]),
     Field("main_grads_dtype", _enum, "Gradients as the optimizer sees them.",
           "fp32; the gradient's under a precision-aware optimizer", "optimizer", DTYPES[:3]),
     Field("exp_avg_dtype", _enum, "First moment.", "fp32", "optimizer", DTYPES),
     Field("exp_avg_sq_dtype", _enum, "Second moment.", "fp32", "optimizer", DTYPES),
-    Field("optimizer_offload", _float, "Share of the optimizer's states kept in host memory.",
+    Field("optimizer_offload", _float, "Share of the optimizer that is kept in host memory and "
+          "updated by the CPU (--optimizer-cpu-offload --optimizer-offload-fraction).",
           "0", "optimizer", maximum=1),
 )
 _OVERLAP = (

@@ -65,6 +65,8 @@ class Efficiency(Figures):
     gemm_bf16_frac: Frac
     """Large matrix product, bf16, sustained in a step."""
     gemm_fp8_frac: Frac = 0.6
+    gemm_fp4_frac: Frac = 0.5
+    """Large matrix product in NVFP4, of the fp4 peak."""
     grouped_gemm_frac: Frac = 0.8
     """Grouped product over a dense one of the same total size."""
     attention_forward_frac: Frac
@@ -117,6 +119,9 @@ class Network(Figures):
     """Nodes below one leaf switch (or rail group), where oversubscription starts."""
     pcie_gb_per_s: Rate = 55
     """To the host, one way, for offload."""
+    host_memory_gb_per_s: Rate = 55
+    """Of the host's memory, a GPU's share that an optimizer on the CPU reaches: two sockets of
+    eight channels of DDR5-4800 (614 GB/s, DGX H100) over eight GPUs, at 0.7."""
 
 
 class SystemSpec(Frozen):

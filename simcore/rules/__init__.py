@@ -11,14 +11,14 @@ from simcore.batch import Batch
 from simcore.errors import Issue
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
-from simcore.rules import overlap, parallelism, pipeline, precision, recompute
+from simcore.rules import optimizer, overlap, parallelism, pipeline, precision, recompute
 from simcore.rules.base import Context, Rule
 from simcore.typing import BoolArray, IntArray
 
 __all__ = ["RULES", "Context", "Rule", "RuleReport", "check", "rules_by_fields"]
 
 RULES: tuple[Rule, ...] = (parallelism.RULES + pipeline.RULES + precision.RULES
-                           + recompute.RULES + overlap.RULES)
+                           + optimizer.RULES + recompute.RULES + overlap.RULES)
 """All rules, in the order in which a strategy is blamed."""
 
 

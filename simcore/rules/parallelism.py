@@ -210,11 +210,6 @@ def _gbs_message(c: Context) -> str:
             f"data-parallel rank has whole micro-batches, got {c.number('gbs', 0)}")
 
 
-def _hsdp(c: Context) -> BoolArray:
-    bad: BoolArray = c["dp_replicate"] != 1
-    return bad
-
-
 def _product(*names: str) -> str:
     return "*".join(names)
 
@@ -254,8 +249,6 @@ def _a2a_message(c: Context) -> str:
 RULES: tuple[Rule, ...] = (
     make_rule("gpus_given", ("gpus",), _gpus_given, "is needed", ("gpus",)),
     *(_support_rule(degree) for degree in _DEGREES),
-    make_rule("hsdp_not_modelled", ("dp_replicate",), _hsdp,
-              "more than one replica (HSDP) is not modelled", ("dp_replicate",)),
     make_rule("hierarchical_cp_not_modelled", ("cp_comm",), _hierarchical_cp,
               f"a2a+p2p is not modelled: {FIELD['cp_comm'].not_modelled['a2a+p2p']}",
               ("cp_comm",)),

@@ -1,4 +1,4 @@
-"""Rules on number formats, optimizer states and their sharding.
+"""Rules on number formats and what is sharded.
 
 References
 ----------
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from simcore.inputs.fields import FIELD, FRAMEWORKS, PRECISIONS
+from simcore.inputs.fields import FRAMEWORKS, MEGATRON, PRECISIONS
 from simcore.resolve import is_fp8
 from simcore.rules.base import Context, Rule, constant, mask, words
 from simcore.rules.fixes import make_rule
 from simcore.typing import BoolArray, IntArray
 
-_MEGATRON = ("megatron", "megatron-bridge", "nemo-megatron")
-_STATES = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _ZERO = {
-    **dict.fromkeys(_MEGATRON, (0, 1, 2, 3)), "megatron-deepspeed": (0, 1, 2, 3),
+    **dict.fromkeys(MEGATRON, (0, 1, 2, 3)), "megatron-deepspeed": (0, 1, 2, 3),
     "deepspeed": (0, 1, 2, 3), "aleph-alpha-scaling": (0, 1), "fsdp": (2, 3),
     "torchtitan": (2, 3),
 }
@@ -31,10 +29,6 @@ _UNIT = {"fp8-ds": (16, 8), "fp8-cs": (16, 8), "fp8-rowwise": (16, 16), "fp8-blo
          "mxfp8": (32, 32), "nvfp4": (32, 32)}
 _WEIGHT_UNIT = np.array([_UNIT.get(name, (1, 1))[0] for name in PRECISIONS], np.int64)
 _TOKEN_UNIT = np.array([_UNIT.get(name, (1, 1))[1] for name in PRECISIONS], np.int64)
-
-
-def _not_modelled(c: Context) -> BoolArray:
-    return c.any_of("precision", *FIELD["precision"].not_modelled)
 
 
 def _fp8_units(c: Context) -> BoolArray:
@@ -52,6 +46,8 @@ def _recipe_hardware(c: Context) -> BoolArray:
         refused.append("mxfp8")
     if not architecture.startswith(("hopper", "blackwell")):
         refused.append("fp8-block")
+    if c.system.accelerator.peak_fp4_tflops <= 0:
+        refused.append("nvfp4")
     return c.any_of("precision", *refused) if refused else constant(False)
 
 
@@ -119,12 +115,13 @@ def _low_precision_framework(c: Context) -> BoolArray:
 
 def _param_gather(c: Context) -> BoolArray:
     on: BoolArray = c["fp8_param_gather"] == 1
-    return mask(on & (~is_fp8(c["precision"]) | (c["zero"] == 0)))
+    low = is_fp8(c["precision"]) & ~c.any_of("precision", "nvfp4")
+    return mask(on & (~low | (c["zero"] == 0)))
 
 
 def _fp4_param_gather(c: Context) -> BoolArray:
-    bad: BoolArray = c["fp4_param_gather"] == 1
-    return bad
+    on: BoolArray = c["fp4_param_gather"] == 1
+    return mask(on & (~c.any_of("precision", "nvfp4") | (c["zero"] == 0)))
 
 
 def _reuse(c: Context) -> BoolArray:
@@ -148,35 +145,6 @@ def _zero_pipeline(c: Context) -> BoolArray:
     return mask(bad & ~_WITH_PIPELINE[c["framework"]])
 
 
-def _optimizer_not_modelled(c: Context) -> BoolArray:
-    return c.any_of("optimizer", *FIELD["optimizer"].not_modelled)
-
-
-def _offload(c: Context) -> BoolArray:
-    bad: BoolArray = c.real("optimizer_offload") > 0
-    return bad
-
-
-def _aware(c: Context) -> BoolArray:
-    on: BoolArray = c["precision_aware_optimizer"] == 1
-    return mask(on & (~c.any_of("optimizer", "adam") | (c["zero"] == 0)))
-
-
-def _aware_framework(c: Context) -> BoolArray:
-    on: BoolArray = c["precision_aware_optimizer"] == 1
-    return on & ~c.any_of("framework", *_MEGATRON)
-
-
-def _state_rule(name: str) -> Rule:
-    def violated(c: Context) -> BoolArray:
-        bad: BoolArray = (c[name] != 0) & (c["precision_aware_optimizer"] == 0)
-        return bad
-
-    return make_rule(f"{name}_needs_precision_aware", (name, "precision_aware_optimizer"),
-                     violated, "must be fp32 without precision_aware_optimizer",
-                     (name, "precision_aware_optimizer"))
-
-
 def _grads_in_fp16(c: Context) -> BoolArray:
     half = c.any_of("precision", "fp16")
     return mask((c.any_of("grad_dtype", "fp16") & ~half) | (c.any_of("grad_dtype", "bf16") & half))
@@ -187,12 +155,10 @@ def _fp32_grads(c: Context) -> BoolArray:
 
 
 RULES: tuple[Rule, ...] = (
-    make_rule("precision_not_modelled", ("precision",), _not_modelled,
-              lambda c: f"{c.value('precision', 0)} is not modelled", ("precision",)),
     make_rule("fp8_needs_units", ("precision",), _fp8_units,
               lambda c: f"{c.system.name} has no fp8 units", ("precision",)),
     make_rule("fp8_recipe_needs_hardware", ("precision",), _recipe_hardware,
-              lambda c: "mxfp8 needs Blackwell, fp8-block Hopper or Blackwell; "
+              lambda c: "mxfp8 and nvfp4 need Blackwell, fp8-block Hopper or Blackwell; "
               f"{c.system.name} is {c.system.accelerator.architecture}", ("precision",)),
     make_rule("fp8_supported", ("precision", "framework"), _low_precision_framework,
               lambda c: f"{c.value('precision', 0)} does not exist under "
@@ -201,8 +167,9 @@ RULES: tuple[Rule, ...] = (
               ("precision", "tp", "etp")),
     make_rule("fp8_tokens_align", ("precision", "seq_len", "mbs", "cp"), _tokens_align,
               _tokens_message, ("seq_len", "mbs", "precision")),
-    make_rule("fp4_param_gather_not_modelled", ("fp4_param_gather",), _fp4_param_gather,
-              "NVFP4 weights are not modelled", ("fp4_param_gather",)),
+    make_rule("fp4_param_gather_needs_nvfp4", ("fp4_param_gather", "precision", "zero"),
+              _fp4_param_gather, "needs nvfp4 and a sharded optimizer (zero >= 1)",
+              ("fp4_param_gather", "precision", "zero")),
     make_rule("fp8_param_gather_needs_fp8", ("fp8_param_gather", "precision", "zero"),
               _param_gather, "needs an fp8 precision and a sharded optimizer (zero >= 1)",
               ("fp8_param_gather", "precision", "zero")),
@@ -215,20 +182,9 @@ RULES: tuple[Rule, ...] = (
               f"({c.value('precision', 0)})", ("grad_dtype", "precision")),
     make_rule("fp32_gradients", ("grad_dtype", "precision"), _fp32_grads,
               "must be fp32 where the precision is", ("grad_dtype", "precision")),
-    make_rule("optimizer_not_modelled", ("optimizer",), _optimizer_not_modelled,
-              lambda c: f"{c.value('optimizer', 0)} is not modelled", ("optimizer",)),
-    make_rule("optimizer_offload_not_modelled", ("optimizer_offload",), _offload,
-              "optimizer states in host memory are not modelled", ("optimizer_offload",)),
     make_rule("zero_supported", ("zero", "framework"), _zero_supported, _zero_message,
               ("zero", "framework")),
     make_rule("zero_with_pipeline", ("zero", "pp", "framework"), _zero_pipeline,
               lambda c: f"above 1 needs pp 1 under {c.value('framework', 0)}: gradients are "
               "reduced with every micro-batch", ("zero", "pp")),
-    make_rule("precision_aware_needs_adam", ("precision_aware_optimizer", "optimizer", "zero"),
-              _aware, "needs adam and a sharded optimizer (zero >= 1)",
-              ("precision_aware_optimizer", "zero", "optimizer")),
-    make_rule("precision_aware_supported", ("precision_aware_optimizer", "framework"),
-              _aware_framework, f"needs {words(_MEGATRON)}",
-              ("precision_aware_optimizer", "framework")),
-    *(_state_rule(name) for name in _STATES),
 )

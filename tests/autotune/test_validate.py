@@ -122,7 +122,7 @@ def test_every_row_is_predicted_or_skipped_with_a_reason(tmp_path: Path) -> None
     assert found.pop("field") is None, "the column stands above extras"
     assert len(found) == 8
     assert all(found.values())
-    assert "not modelled" in str(found["fp4"])
+    assert "Blackwell" in str(found["fp4"])
     data = report(compare(read_table(path), Library()))
     assert {r["id"] for r in data["rows"] if r["skipped"]} == set(found)
 

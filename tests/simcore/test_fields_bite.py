@@ -159,6 +159,13 @@ BITES = (
       for scope in ("moe", "moe_router")),
     Bite("cuda_graph", "transformer_engine:moe_router+moe_preprocess",
          "transformer_engine:moe_router", "step", EXPERT_LAUNCHES),
+    Bite("precision", "nvfp4", "mxfp8", "step", BLOCKS),
+    Bite("fp4_param_gather", True, False, "peak", {**BLOCKS, "precision": "nvfp4"}),
+    Bite("optimizer", "muon", "adam", "peak", DENSE),
+    Bite("optimizer", "adam", "muon", "step", DENSE),
+    Bite("optimizer_offload", 0.5, 0.0, "peak", DENSE),
+    Bite("optimizer_offload", 0.0, 0.5, "step", DENSE),
+    Bite("dp_replicate", 1, 2, "peak", DENSE),
     # Gradients in bf16.
     Bite("framework", "megatron-bridge", "megatron", "peak", DENSE),
     Bite("framework", "nemo-megatron", "megatron", "peak", DENSE),
@@ -179,11 +186,6 @@ REFUSED = (
     ("schedule", "zero-bubble", PIPED),
     ("schedule", "dualpipe", PIPED),
     ("schedule", "dualpipev", PIPED),
-    ("precision", "nvfp4", BLOCKS),
-    ("optimizer", "muon", DENSE),
-    ("dp_replicate", 2, DENSE),
-    ("fp4_param_gather", True, BLOCKS),
-    ("optimizer_offload", 0.5, DENSE),
 )
 """What is not modelled, and has to be refused by name."""
 
