@@ -19,3 +19,13 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
     return getattr(import_module(_HOMES[name]), "search" if name == "run_search" else name)
+
+
+def version() -> str:
+    """Return the installed version; a word that says so where nothing is installed."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+    try:
+        return installed("autotune")
+    except PackageNotFoundError:
+        return "(not installed)"

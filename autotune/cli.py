@@ -48,6 +48,26 @@ Tell whether one strategy is legal and fits.
 Exit status 0 where it fits or is marginal, 2 where it is illegal (each broken rule in one line,
 with the nearest legal values), 3 where it does not fit (with the part of memory that binds and
 changes that would make it fit). Takes what 'predict' takes."""),
+    ("trace", "autotune.commands.trace", options.trace_parameters, """\
+Write one step as a trace for Perfetto or chrome://tracing.
+
+One process a rank with a track a stream: micro-batches, operators, communication, idle time,
+arrows for sends, counters for memory and bandwidth. One rank of each pipeline stage is drawn
+unless --ranks asks for others: ranks of a stage do the same at the same time. The first
+micro-batches are drawn with every operator, later ones as one slice each, so that the file stays
+within --max-events.
+
+Example: autotune trace strategy.yaml --out trace.json.gz"""),
+    ("report", "autotune.commands.report", options.report_parameters, """\
+Write one HTML page about a search or a strategy, to look at and to mail.
+
+Takes a folder that 'search --out' wrote, or a strategy file. The page needs no network and no
+other file: ranked table with sort and filter, memory against throughput, memory by stage and over
+time, pipeline timeline, waterfall of the step, roofline of the operators, sensitivity, what was
+rejected and why, inputs and sources.
+
+Example: autotune search --model llama70b --gpus 1024 --out found && autotune report found --out
+found.html"""),
     ("validate", "autotune.commands.validate", options.validate_parameters, """\
 Compare predictions with measured runs.
 
@@ -63,11 +83,8 @@ List the built-in systems, or show one with its figures and their sources."""),
 
 def _version(value: bool) -> None:  # noqa: FBT001 - typer's callback passes it so
     if value:
-        from importlib.metadata import PackageNotFoundError, version
-        try:
-            number = version("autotune")
-        except PackageNotFoundError:
-            number = "(not installed)"
+        from autotune import version
+        number = version()
         typer.echo(f"autotune {number}")
         raise typer.Exit(0)
 

@@ -171,6 +171,39 @@ def search_parameters() -> list[Parameter]:
     return [*_subject(), *own, *_output(), *field_parameters(lists=True)]
 
 
+def _strategy_file() -> Parameter:
+    return _argument("file", "Strategy file (YAML) that names its model, system and GPUs; options "
+                     "override it.", str | None)
+
+
+def trace_parameters() -> list[Parameter]:
+    """Options of ``trace``."""
+    panel = "Trace"
+    own = [
+        _text("out", "--out", "File to write; compressed where its name ends in .gz.", panel,
+              "FILE.json[.gz]"),
+        _text("ranks", "--ranks", "stages: one rank of each pipeline stage; all; or a list of "
+              "global ranks, such as 0,8-15. Default: stages.", panel, "stages|all|LIST",
+              words=lambda: ("stages", "all")),
+        _text("max_events", "--max-events", "Bound on the size. Default: 600000.", panel, "N"),
+        _text("memory_snapshot", "--memory-snapshot", "Also write the fullest rank's memory as a "
+              "snapshot for pytorch.org/memory_viz.", panel, "FILE.pickle"),
+    ]
+    return [_strategy_file(), *_subject(), *own, *_output(), *field_parameters(lists=False)]
+
+
+def report_parameters() -> list[Parameter]:
+    """Options of ``report``."""
+    return [
+        _argument("source", "Folder of 'search --out', or a strategy file.", str | None),
+        _text("out", "--out", "Page to write. Default: report.html.", OUTPUT, "FILE.html"),
+        _text("figures", "--figures", "Also write each figure into this folder.", OUTPUT, "DIR"),
+        _text("figure_format", "--figure-format", "svg, png or both, joined by a comma. Default: "
+              "svg.", OUTPUT, "svg|png", words=lambda: ("svg", "png", "svg,png")),
+        *_output(),
+    ]
+
+
 def validate_parameters() -> list[Parameter]:
     """Options of ``validate``."""
     return [

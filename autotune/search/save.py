@@ -62,6 +62,7 @@ def _write(result: SearchResult, folder: Path) -> None:
            ({"rank": r.rank, "duplicates": r.duplicates, **_flat(r.entry)}
             for r in result.ranked))
     _table(folder / "pareto.csv", (_flat(e) for e in result.pareto))
+    _table(folder / "cells.csv", (_flat(e) for e in result.cells))
     _table(folder / "rejected.csv",
            ({"reason": k, "candidates": v, "example": result.examples.get(k, "")}
             for k, v in result.rejected.items()), header=("reason", "candidates", "example"))

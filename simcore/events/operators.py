@@ -125,7 +125,7 @@ def _selected(step: Step, times: Times, u: int, layer: int) -> list[_Piece]:
     return found
 
 
-def _chunk_layers(step: Step, rank: int, chunk: int) -> tuple[list[int], int]:
+def chunk_layers(step: Step, rank: int, chunk: int) -> tuple[list[int], int]:
     """Kinds of a chunk's layers in order, and how many of them are recomputed whole."""
     frame = step.frame
     layout = layouts(frame.model, frame.batch)[0][0]
@@ -152,7 +152,7 @@ def operator_spans(step: Step, *, kind: int, rank: int, chunk: int) -> tuple[Ope
     """
     costs = step.frame.costs
     u = int(step.frame.local_index[0])
-    kinds, whole = _chunk_layers(step, rank, chunk)
+    kinds, whole = chunk_layers(step, rank, chunk)
     last_chunk = chunk == max(int(step.frame.batch["vpp"][0]), 1) - 1
     has_embedding, has_head = rank == 0 and chunk == 0, rank == step.pp - 1 and last_chunk
     c = int(step.classes[rank])

@@ -53,6 +53,11 @@ class Step:
         return len(self.run.orders)
 
     @property
+    def num_ranks(self) -> int:
+        """GPUs of the run."""
+        return int(self.frame.batch["gpus"][0])
+
+    @property
     def frame(self) -> Frame:
         """The batch of one."""
         return self.timing.frame

@@ -61,9 +61,20 @@ def test_commands_are_understood(argv: list[str]) -> None:
     command.make_context(argv[1], list(argv[2:]))
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where a search has left its result in 'found', as in the README."""
+    folder = tmp_path_factory.mktemp("session")
+    assert main(["search", "--model", "llama3-8b", "--gpus", "16", "--out",
+                 str(folder / "found"), "--format", "json"]) == 0
+    return folder
+
+
 @pytest.mark.parametrize("argv", [c for c in COMMANDS if c[1] not in ("validate", "search")],
                          ids=" ".join)
-def test_quick_commands_run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_commands_run(argv: list[str], searched: Path, monkeypatch: pytest.MonkeyPatch,
+                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(searched)
     text = " ".join(argv)
     wanted = 0
     if argv[1] == "check":

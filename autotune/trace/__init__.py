@@ -1,0 +1,1 @@
+"""A simulated step in the formats of other people's viewers."""
