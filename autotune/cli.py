@@ -34,12 +34,14 @@ default where it changes the result of training (precision, gbs, seq_len, optimi
 Example: autotune search --model llama70b --gpus 1024 --tp 4,8 --recompute auto
 
 Exit status 3 where nothing fits: the nearest miss is shown, and what would make it fit."""),
-    ("predict", "autotune.commands.predict", options.predict_parameters, """\
+    ("predict", "autotune.commands.predict", options.explain_parameters, """\
 Predict memory and speed of one strategy.
 
 Give the strategy as options, or as a file that names its model, system and GPUs; options
 override the file. A strategy that does not fit is still predicted (exit status 0, verdict
 does_not_fit): 'check' is the command that answers with its exit status.
+
+With --explain memory it lists every tensor that is alive at the peak.
 
 Example: autotune predict --model llama70b --gpus 1024 --tp 8 --pp 4 --gbs 1024"""),
     ("check", "autotune.commands.check", options.predict_parameters, """\

@@ -19,38 +19,11 @@ from simcore.inputs.system import Network, SystemSpec
 from simcore.layout import layouts
 from simcore.local import LOCAL_FIELDS, Local
 from simcore.local_costs import LayerCost, LocalCosts, local_costs
-from simcore.parameters import final_norm_parameters
 from simcore.placement import Group, Placement, groups, place
+from simcore.rank_parameters import ClassParameters, class_parameters
 from simcore.stages import StageTables, stage_tables
-from simcore.states import BytesPerParameter, bytes_per_parameter, is_muon, shard_sizes
+from simcore.states import BytesPerParameter, bytes_per_parameter, shard_sizes
 from simcore.typing import BoolArray, FloatArray, IntArray
-
-
-@dataclass(frozen=True)
-class ClassParameters:
-    """Parameters of a rank, dense and expert, and some of them, (n,).
-
-    Parameters
-    ----------
-    dense, expert : ndarray
-        All of them.
-    dense_matrices, expert_matrices : ndarray
-        Those in matrices that have copies in low precision.
-    dense_hidden, expert_hidden : ndarray
-        Those in matrices other than embedding and head, where Muon updates these; else 0.
-    dense_largest, expert_largest : ndarray
-        Of these, those in the largest matrix.
-    """
-
-    dense: FloatArray
-    expert: FloatArray
-    dense_matrices: FloatArray
-    expert_matrices: FloatArray
-    dense_hidden: FloatArray
-    expert_hidden: FloatArray
-    dense_largest: FloatArray
-    expert_largest: FloatArray
-
 
 Class = int | IntArray
 """A class of ranks: one for all rows, or one a row."""
@@ -239,75 +212,31 @@ class Frame:
         known = self._parameters
         key = c if isinstance(c, int) else -1
         if key not in known:
-            known[key] = self._class_parameters(c)
+            known[key] = class_parameters(self, c)
         return known[key]
 
     @cached_property
     def _parameters(self) -> dict[int, ClassParameters]:
         return {}
 
-    def _class_parameters(self, c: Class) -> ClassParameters:
-        layers = self.stage(self.tables.layers, c)
-        embedding, head, mtp = self.costs.end_parameters
-        has_embedding = self.stage(self.tables.has_embedding, c)
-        tied_once = self.model.tied_embeddings & (self.batch["pp"] == 1)
-        # On one rank a tied head is the embedding itself; its final norm stays.
-        ends = np.where(tied_once, final_norm_parameters(self.model), self.spread(head))
-        dense = has_embedding * self.spread(embedding) + self.stage(
-            self.tables.has_head, c) * ends
-        expert = np.zeros(len(self))
-        if self.has_mtp:
-            mtp_here = self.mtp_here(c)
-            # MTP shares the embedding; away from rank 0 it holds a copy.
-            away = (mtp_here > 0) & (has_embedding == 0)
-            dense = dense + mtp_here * self.spread(mtp.dense) + np.where(
-                away, self.spread(embedding), 0.0)
-            expert = expert + mtp_here * self.spread(mtp.expert)
-        low_dense, low_expert = np.zeros(len(self)), np.zeros(len(self))
-        for k, cost in enumerate(self.layer_costs):
-            dense = dense + layers[:, k] * self.spread(cost.parameters.dense)
-            low_dense = low_dense + layers[:, k] * self.spread(cost.matrices.dense)
-            if self.model.is_moe:
-                expert = expert + layers[:, k] * self.spread(cost.parameters.expert)
-                low_expert = low_expert + layers[:, k] * self.spread(cost.matrices.expert)
-        zero = np.zeros(len(self))
-        hidden = self._hidden_parameters(c) if np.any(is_muon(self.batch)) else (zero,) * 4
-        return ClassParameters(dense, expert, low_dense, low_expert, *hidden)
-
-    def _hidden_parameters(self, c: Class) -> tuple[FloatArray, ...]:
-        """Values in matrices of the layers, where Muon updates them, dense and expert, and
-        those of the largest one, (n,)."""
-        layers = self.stage(self.tables.layers, c)
-        found = [np.zeros(len(self)) for _ in range(4)]
-        for k, cost in enumerate(self.layer_costs):
-            counts = layers[:, k]
-            if self.has_mtp and k == self.model.layers[-1]:
-                counts = counts + self.mtp_here(c)
-            for at, hidden, largest in ((0, cost.hidden.dense, cost.largest.dense),
-                                        (1, cost.hidden.expert, cost.largest.expert)):
-                found[at] = found[at] + counts * self.spread(hidden)
-                found[at + 2] = np.maximum(found[at + 2], (counts > 0) * self.spread(largest))
-        if self.has_mtp:
-            found[0] = found[0] + self.mtp_here(c) * self.spread(self.costs.mtp_projection)
-        return tuple(values * is_muon(self.batch) for values in found)
-
-    def dummy_gradients_bytes(self, c: Class) -> FloatArray:
-        """Dummy weight gradients of the layers and the head on the ranks of class c, (n,) [B]."""
-        tables = self.tables
-        bits = 1 << np.arange(len(self.model.kinds))
+    def kinds_held(self, c: Class) -> IntArray:
+        """Bit mask of the kinds of layers on the ranks of class c, (n,)."""
+        tables, bits = self.tables, 1 << np.arange(len(self.model.kinds))
         # A layer of multi-token prediction is one of the last kind.
         held = ((tables.layers > 0) * bits).sum(axis=2) | np.where(
             tables.mtp, bits[self.model.layers[-1]], 0)
-        own = self.stage(held, c)
-        has_head, total = self.stage(tables.has_head, c), np.zeros(len(self))
+        return self.stage(held, c).astype(np.int64)
+
+    def dummy_gradients_bytes(self, c: Class) -> tuple[FloatArray, FloatArray]:
+        """Dummy weight gradients of the layers and of the head on class c, (n,) each [B]."""
+        own, zero = self.kinds_held(c), np.zeros(len(self))
+        total, heads = zero, zero
         patterns = np.unique(own).tolist()
         for kinds in patterns:
-            layers, head = self.costs.dummy_gradients_bytes(kinds)
-            found = self.spread(layers) + has_head * self.spread(head)
-            if len(patterns) == 1:
-                return found
-            total = np.where(own == kinds, found, total)
-        return total
+            layers, head = map(self.spread, self.costs.dummy_gradients_bytes(kinds))
+            total = layers if len(patterns) == 1 else np.where(own == kinds, layers, total)
+            heads = head if len(patterns) == 1 else np.where(own == kinds, head, heads)
+        return total, self.stage(self.tables.has_head, c) * heads
 
     @cached_property
     def boundary_bytes(self) -> FloatArray:

@@ -25,7 +25,6 @@ def head_tensors(local: Local) -> tuple[Tensors, Tensors]:
     logits = (local.tokens, logits_width(local))
     is_fused = local.batch["cross_entropy"] == code("cross_entropy", "fused")
     native = local.batch["cross_entropy_impl"] == code("cross_entropy_impl", "native")
-    copies = 4.0 * local.software("logits_fp32_copies")
     kept = (
         boundary(local, "final_layernorm.input"),
         boundary(local, "final_layernorm.output"),
@@ -36,7 +35,8 @@ def head_tensors(local: Local) -> tuple[Tensors, Tensors]:
         # The compiled native loss keeps the exponentials.
         Tensor("cross_entropy.exponentials", logits, np.where(is_fused & native, 2.0, 0.0),
                "Megatron-Core, fusions/fused_cross_entropy.py"),
-        Tensor("cross_entropy.fp32_logits", logits, np.where(is_fused, 0.0, copies), LOSS))
+        Tensor("cross_entropy.fp32_logits", logits, np.where(is_fused, 0.0, 4.0), LOSS,
+               local.software("logits_fp32_copies")))
     gradient = Tensor("output_layer.input_gradient",
                       (local.tokens, float(model.hidden_size)), size,
                       "Megatron-Core, tensor_parallel/layers.py")

@@ -28,7 +28,7 @@ from simcore.parameters import (
     weight_shapes,
 )
 from simcore.resolve import profile_codes
-from simcore.tensors import Saved
+from simcore.tensors import Saved, Tensor, Tensors, total_bytes
 from simcore.typing import BoolArray, FloatArray
 
 
@@ -151,11 +151,11 @@ class LocalCosts:
                     if t.is_matrix), np.zeros(len(self.local.batch)))
 
     @cached_property
-    def _dummies(self) -> dict[int, tuple[FloatArray, FloatArray]]:
+    def _dummies(self) -> dict[int, tuple[Tensors, Tensor]]:
         return {}
 
-    def dummy_gradients_bytes(self, kinds: int) -> tuple[FloatArray, FloatArray]:
-        """bf16 dummy gradients of layers, and the head's where its shape is new, (u,) [B].
+    def dummy_gradients(self, kinds: int) -> tuple[Tensors, Tensor]:
+        """bf16 dummy gradients of layers, and the head's where its shape is new.
 
         Transformer Engine keeps one buffer for each distinct (out, in) shape that a rank has
         (``pytorch/module/base.py``, `get_dummy_wgrad`).
@@ -169,25 +169,33 @@ class LocalCosts:
             self._dummies[kinds] = self._find_dummies(kinds)
         return self._dummies[kinds]
 
-    def _find_dummies(self, kinds: int) -> tuple[FloatArray, FloatArray]:
+    def dummy_gradients_bytes(self, kinds: int) -> tuple[FloatArray, FloatArray]:
+        """Bytes of `dummy_gradients`, (u,) each [B]."""
+        layers, head = self.dummy_gradients(kinds)
+        size = len(self.local.batch)
+        return total_bytes(layers, size), total_bytes((head,), size)
+
+    def _find_dummies(self, kinds: int) -> tuple[Tensors, Tensor]:
         fused = self.local.on("grad_accumulation_fusion")
         dense = fused & (self.local.software("dummy_weight_gradients") > 0)
         grouped = dense & (self.local.software("grouped_dummy_gradients") > 0)
         seen: list[tuple[FloatArray, FloatArray, BoolArray]] = []
-        total = np.zeros(len(self.local.batch))
+        source = "Transformer Engine, pytorch/module/base.py (get_dummy_wgrad)"
+        found = []
         for index, kind in enumerate(self.model.kinds):
             if not kinds >> index & 1:
                 continue
             for weight in weight_shapes(self.model, kind, tp=self.local.tp,
                                         ep=self.local.real("ep"), etp=self.local.real("etp")):
                 kept = grouped if weight.is_expert else dense
-                if weight.name == "router":
-                    continue
-                total = total + 2.0 * weight.outputs * weight.inputs * _is_new(
-                    seen, weight.outputs, weight.inputs, kept)
+                new = _is_new(seen, weight.outputs, weight.inputs, kept)
+                found.append(Tensor(f"dummy_wgrad.{weight.name}",
+                                    (weight.outputs, weight.inputs), 2.0, source, new))
         outputs = self.local.vocab / self.local.tp
         inputs = np.full_like(outputs, self.model.hidden_size)
-        return total, 2.0 * outputs * inputs * _is_new(seen, outputs, inputs, dense)
+        head = Tensor("dummy_wgrad.output_layer", (outputs, inputs), 2.0, source,
+                      _is_new(seen, outputs, inputs, dense))
+        return tuple(found), head
 
 
 def _is_new(seen: list[tuple[FloatArray, FloatArray, BoolArray]], outputs: FloatArray,

@@ -61,12 +61,15 @@ class Parameter(NamedTuple):
         Whether expert parallelism divides it.
     copies : float or ndarray
         How many of them the rank holds (local experts).
+    has_copies : bool
+        Whether it is multiplied in low precision, where the strategy says so.
     """
 
     name: str
     shape: tuple[Degree, ...]
     is_expert: bool = False
     copies: Degree = 1.0
+    has_copies: bool = False
 
     @property
     def elements(self) -> FloatArray:
@@ -219,7 +222,7 @@ def layer_tensors(model: ModelSpec, kind: LayerKind, *, tp: Degree, ep: Degree,
     moe, h = model.moe, model.hidden_size
     experts = moe.num_experts / ep if moe is not None else 1.0
     found = [Parameter(f"{w.name}.weight", (w.outputs, w.inputs), w.is_expert,
-                       experts if w.is_expert else 1.0)
+                       experts if w.is_expert else 1.0, has_copies=True)
              for w in weight_shapes(model, kind, tp=tp, ep=ep, etp=etp)]
     found += [*_attention_vectors(model, kind, tp),
               Parameter("layernorms", (float(_layer_norms(model)),))]
@@ -286,9 +289,17 @@ def _attention_vectors(model: ModelSpec, kind: LayerKind, tp: FloatArray) -> lis
 
 def embedding_parameters(model: ModelSpec, *, tp: Degree) -> FloatArray:
     """Word embedding (padded vocabulary over `tp`) and learned positions, on a rank."""
-    tp = _degree(tp)
-    words = padded_vocab(model, tp) / tp * model.hidden_size
-    return words + model.learned_positions * model.max_position_embeddings * model.hidden_size
+    return sum((t.elements for t in embedding_tensors(model, tp=tp)), np.zeros_like(_degree(tp)))
+
+
+def embedding_tensors(model: ModelSpec, *, tp: Degree) -> list[Parameter]:
+    """Every parameter of the embedding on a rank."""
+    tp, h = _degree(tp), float(model.hidden_size)
+    found = [Parameter("word_embeddings.weight", (padded_vocab(model, tp) / tp, h))]
+    if model.learned_positions:
+        found.append(Parameter("position_embeddings.weight",
+                               (float(model.max_position_embeddings), h)))
+    return found
 
 
 def head_parameters(model: ModelSpec, *, tp: Degree) -> FloatArray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from simcore.batch import Batch
 from simcore.breakdown import TIME_TERMS, recomputed_flops, time_terms
+from simcore.device_memory import device_bytes
 from simcore.errors import InputError
 from simcore.flops import model_flops_per_token
 from simcore.frame import Frame
@@ -21,7 +22,7 @@ from simcore.inputs.fields import FIELD, code
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
-from simcore.memory import PHASES, ClassMemory, class_memory, device_bytes
+from simcore.memory import PHASES, ClassMemory, class_memory
 from simcore.parameters import active_parameters, total_parameters
 from simcore.resolve import is_fp8, resolve
 from simcore.rules import check

@@ -15,8 +15,8 @@ from simcore.formulas.pipeline import lower_bound_s
 from simcore.frame import Class, Frame
 from simcore.inputs.fields import FIELD, code
 from simcore.layer_costs import Times
-from simcore.memory import SCHEDULE_FIELDS
 from simcore.operators.base import TERMS, Term
+from simcore.saved_memory import SCHEDULE_FIELDS
 from simcore.schedule.base import makespan
 from simcore.typing import BoolArray, FloatArray, IntArray
 from simcore.units import MICRO

@@ -12,6 +12,8 @@ import typer
 from simcore.inputs.fields import FIELDS, Field, Kind
 
 FORMATS = ("table", "json", "csv", "yaml")
+EXPLAINED = ("memory",)
+"""What ``predict --explain`` knows."""
 MODEL = "Model"
 OUTPUT = "Output"
 PANELS = {
@@ -131,6 +133,19 @@ def predict_parameters() -> list[Parameter]:
                      "system and GPUs, as 'search --out' writes it; options override it.",
                      MODEL, "FILE")
     return [*_subject(), strategy, *_output(), *field_parameters(lists=False)]
+
+
+def explain_parameters() -> list[Parameter]:
+    """Options of ``predict``: also what to explain."""
+    own = [
+        _text("explain", "--explain", "memory: list every tensor that is alive at the peak, "
+              "largest first, with the source of its formula.", OUTPUT, "memory",
+              words=lambda: EXPLAINED),
+        _text("stage", "--stage", "Pipeline rank to explain. Default: the fullest.", OUTPUT,
+              "N"),
+    ]
+    known = predict_parameters()
+    return [*known[:3], *own, *known[3:]]
 
 
 def search_parameters() -> list[Parameter]:

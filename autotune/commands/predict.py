@@ -5,16 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.commands.failures import DONE
-from autotune.commands.inputs import output_format, read_case
+from autotune.commands.inputs import Problems, number, output_format, read_case, text
+from autotune.commands.options import EXPLAINED
 
 
 def run(values: Mapping[str, object]) -> int:
     """Predict one strategy and print it; done whatever the verdict."""
     style = output_format(values)
-    case = read_case(values)
+    problems, stage = Problems(), None
+    what = text(values, "explain")
+    if what is not None and what not in EXPLAINED:
+        problems.add("--explain", f"must be {EXPLAINED[0]}, got '{what[:60]}'",
+                     f"use {EXPLAINED[0]}")
+    if text(values, "stage") is not None:
+        if what is None:
+            problems.add("--stage", "needs --explain memory", "leave it out")
+        stage = number(values, "stage", problems, minimum=0, maximum=4095, whole=True)
+    case = problems.collect(lambda: read_case(values))
+    problems.settle()
+    if case is None:
+        return DONE
+    from autotune.report.emit import emit_explained, emit_prediction
     from simcore.prediction import predict
 
-    data = predict(case.model, case.system, case.strategy).to_dict()
-    from autotune.report.emit import emit_prediction
-    emit_prediction(data, style=style, given=tuple(case.strategy.given()))
+    prediction = predict(case.model, case.system, case.strategy)
+    data, given = prediction.to_dict(), tuple(case.strategy.given())
+    if what is None:
+        emit_prediction(data, style=style, given=given)
+        return DONE
+    from simcore.explain import explain_memory
+    listing = explain_memory(prediction, None if stage is None else int(stage))
+    emit_explained({**data, "explain": {"memory": listing.to_dict()}}, style=style)
     return DONE

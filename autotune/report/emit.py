@@ -121,6 +121,21 @@ def emit_prediction(data: Data, *, style: str, given: Sequence[str]) -> None:
     emit(data, style=style, table=table, rows=lambda: [flat(data)])
 
 
+def emit_explained(data: Data, *, style: str) -> None:
+    """Write what ``predict --explain memory`` found: a prediction and its listing of tensors."""
+    def table() -> None:
+        from autotune.report.memory import print_listing
+        print_listing(data)
+
+    def rows() -> list[Data]:
+        found = data["explain"]["memory"]
+        return [{"stage": found["stage"], "phase": found["phase"], **tensor,
+                 "shape": "x".join(f"{side:.10g}" for side in tensor["shape"])}
+                for tensor in found["tensors"]]
+
+    emit(data, style=style, table=table, rows=rows)
+
+
 def emit_check(data: Data, changes: Sequence[Data], *, style: str) -> None:
     """Write what ``check`` found: the verdict, what binds and what would make it fit."""
     from autotune.report.digest import binding

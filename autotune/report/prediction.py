@@ -26,7 +26,8 @@ Data = Mapping[str, Any]
 MAX_STAGES = 16
 
 
-def _headline(out: Console, data: Data) -> None:
+def print_headline(out: Console, data: Data) -> None:
+    """Print what is trained where, its layout, its verdict and what binds."""
     strategy, model, system = data["strategy"], data["model"], data["system"]
     size = f"{model['parameters'] / 1e9:.1f} B parameters"
     if model["active_parameters"] != model["parameters"]:
@@ -123,7 +124,7 @@ def print_prediction(data: Data, *, given: Sequence[str]) -> None:
         Fields that the user set; they are listed first.
     """
     out = console()
-    _headline(out, data)
+    print_headline(out, data)
     _memory(out, data)
     _time(out, data)
     _fields(out, data["strategy"], given)
@@ -132,7 +133,7 @@ def print_prediction(data: Data, *, given: Sequence[str]) -> None:
 def print_check(data: Data, changes: Sequence[Data]) -> None:
     """Print the verdict of one strategy, and what would make it fit."""
     out = console()
-    _headline(out, data)
+    print_headline(out, data)
     if data["verdict"] == "marginal":
         out.print(cell("risk       fragmentation, workspaces or imbalance may use the rest of "
                        "the memory"))

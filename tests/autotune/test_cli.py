@@ -26,7 +26,7 @@ COMMON = {"--format", "--debug"}
 SUBJECT = {"--model", "--system"}
 OWN_OPTIONS = {
     "search": COMMON | SUBJECT | SEARCH_ONLY,
-    "predict": COMMON | SUBJECT | {"--strategy"},
+    "predict": COMMON | SUBJECT | {"--strategy", "--explain", "--stage"},
     "check": COMMON | SUBJECT | {"--strategy"},
     "validate": COMMON | {"--models"},
     "models": COMMON,

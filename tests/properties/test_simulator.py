@@ -15,7 +15,7 @@ from simcore.batch import Batch
 from simcore.breakdown import TIME_TERMS
 from simcore.flops import layer_forward_flops_per_token
 from simcore.frame import Frame
-from simcore.inputs.fields import CUDA_GRAPH_BIT, FIELD, RECOMPUTE_BIT, UNSET, code
+from simcore.inputs.fields import CUDA_GRAPH_BIT, FIELD, RECOMPUTE_BIT, UNSET, Kind, code
 from simcore.inputs.load import load_model, load_system
 from simcore.inputs.model import AttentionKind, ModelSpec
 from simcore.inputs.system import SystemSpec
@@ -43,9 +43,10 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "recompute_layers": (UNSET, UNSET, 4), "mtp": (0, UNSET),
     "recompute": (0, 0, *(RECOMPUTE_BIT[m] for m in RECOMPUTE_BIT if m != "selective_op"),
                   RECOMPUTE_BIT["layernorm"] | RECOMPUTE_BIT["moe_act"]),
-    "precision": (0, 0, 1, 3, 4, 5, 6), "grad_dtype": (0, 1), "fp8_param_gather": (UNSET, 1),
+    "precision": (0, 0, 1, 3, 4, 5, 6, 7), "grad_dtype": (0, 1), "fp8_param_gather": (UNSET, 1),
     "activation_offload_layers": (UNSET, UNSET, 4), "exp_avg_dtype": (UNSET, 1),
-    "optimizer": (0, 0, 1), "overlap_grad_reduce": (UNSET, 0), "overlap_param_gather": (UNSET, 0),
+    "optimizer": (0, 0, 1, 2), "optimizer_offload": (UNSET, 0.5), "dp_replicate": (UNSET, 2),
+    "overlap_grad_reduce": (UNSET, 0), "overlap_param_gather": (UNSET, 0),
     "tp_comm_overlap": (UNSET, 1), "overlap_p2p": (UNSET, 0, 1), "ep_comm_overlap": (UNSET, 1),
     "shared_expert_overlap": (UNSET, 1), "delay_wgrad_compute": (UNSET, 1),
     "dispatcher": (UNSET, 1, 2), "capacity_factor": (UNSET, UNSET, 1.0, 2.0),
@@ -67,7 +68,7 @@ def random_rows(model: ModelSpec, system: SystemSpec, seed: int, **fixed: float)
     rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {}
     for name, values in CHOICES.items():
-        dtype = np.float64 if name in ("capacity_factor", "expert_imbalance") else np.int64
+        dtype = np.float64 if FIELD[name].kind is Kind.FLOAT else np.int64
         drawn = rng.choice(np.array(values, dtype), POOL)
         default = rng.random(POOL) < (0.0 if name in DEGREES else KEEP_DEFAULT)
         columns[name] = np.where(default, np.array(UNSET, dtype), drawn)
