@@ -70,6 +70,10 @@ rejected and why, inputs and sources.
 
 Example: autotune search --model llama70b --gpus 1024 --out found && autotune report found --out
 found.html"""),
+    ("compare", "autotune.commands.compare", options.compare_parameters, """\
+Lay predictions side by side: what differs, what it costs, where time and memory went.
+
+Example: autotune compare found found#2 mine.yaml"""),
     ("validate", "autotune.commands.validate", options.validate_parameters, """\
 Compare predictions with measured runs.
 

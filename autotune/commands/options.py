@@ -219,6 +219,16 @@ def report_parameters() -> list[Parameter]:
     ]
 
 
+def compare_parameters() -> list[Parameter]:
+    """Options of ``compare``."""
+    return [
+        _argument("sources", "Strategy files, the JSON of 'predict' or 'search', or folders of "
+                  "'search --out' (FOLDER#2: its second). All are compared with the first.",
+                  list[str] | None),
+        *_output(),
+    ]
+
+
 def validate_parameters() -> list[Parameter]:
     """Options of ``validate``."""
     return [
