@@ -34,7 +34,7 @@ default where it changes the result of training (precision, gbs, seq_len, optimi
 Example: autotune search --model llama70b --gpus 1024 --tp 4,8 --recompute auto
 
 Exit status 3 where nothing fits: the nearest miss is shown, and what would make it fit."""),
-    ("predict", "autotune.commands.predict", options.explain_parameters, """\
+    ("predict", "autotune.commands.predict", options.predict_parameters, """\
 Predict memory and speed of one strategy.
 
 Give the strategy as options, or as a file that names its model, system and GPUs; options
@@ -44,7 +44,7 @@ does_not_fit): 'check' is the command that answers with its exit status.
 With --explain memory it lists every tensor that is alive at the peak.
 
 Example: autotune predict --model llama70b --gpus 1024 --tp 8 --pp 4 --gbs 1024"""),
-    ("check", "autotune.commands.check", options.predict_parameters, """\
+    ("check", "autotune.commands.check", options.check_parameters, """\
 Tell whether one strategy is legal and fits.
 
 Exit status 0 where it fits or is marginal, 2 where it is illegal (each broken rule in one line,

@@ -127,25 +127,31 @@ def _subject() -> list[Parameter]:
     ]
 
 
-def predict_parameters() -> list[Parameter]:
-    """Options of ``predict`` and ``check``."""
+def check_parameters() -> list[Parameter]:
+    """Options of ``check``."""
     strategy = _text("strategy", "--strategy", "Strategy file (YAML) that names its model, "
                      "system and GPUs, as 'search --out' writes it; options override it.",
                      MODEL, "FILE")
     return [*_subject(), strategy, *_output(), *field_parameters(lists=False)]
 
 
-def explain_parameters() -> list[Parameter]:
-    """Options of ``predict``: also what to explain."""
+def predict_parameters() -> list[Parameter]:
+    """Options of ``predict``: those of ``check``, and what more is shown."""
     own = [
         _text("explain", "--explain", "memory: list every tensor that is alive at the peak, "
               "largest first, with the source of its formula.", OUTPUT, "memory",
               words=lambda: EXPLAINED),
         _text("stage", "--stage", "Pipeline rank to explain. Default: the fullest.", OUTPUT,
               "N"),
+        _pictures(),
     ]
-    known = predict_parameters()
+    known = check_parameters()
     return [*known[:3], *own, *known[3:]]
+
+
+def _pictures() -> Parameter:
+    return _flag("pictures", "--pictures", "Draw below the tables, in characters: memory of each "
+                 "stage, the pipeline's timeline, or a search's map of tp and pp.", OUTPUT)
 
 
 def search_parameters() -> list[Parameter]:
@@ -182,6 +188,7 @@ def search_parameters() -> list[Parameter]:
               "system file's.", panel, "USD"),
         _text("out", "--out", "Folder for summary.json, ranked.csv, pareto.csv, rejected.csv, "
               "the study, the inputs and top/RANK/strategy.yaml.", OUTPUT, "DIR"),
+        _pictures(),
     ]
     return [*_subject(), *own, *_output(), *field_parameters(lists=True)]
 

@@ -32,8 +32,11 @@ def run(values: Mapping[str, object]) -> int:
     data, given = prediction.to_dict(), tuple(case.strategy.given())
     if what is None:
         emit_prediction(data, style=style, given=given)
-        return DONE
-    from simcore.explain import explain_memory
-    listing = explain_memory(prediction, None if stage is None else int(stage))
-    emit_explained({**data, "explain": {"memory": listing.to_dict()}}, style=style)
+    else:
+        from simcore.explain import explain_memory
+        listing = explain_memory(prediction, None if stage is None else int(stage))
+        emit_explained({**data, "explain": {"memory": listing.to_dict()}}, style=style)
+    if values.get("pictures") and style == "table":
+        from autotune.report.pictures import print_prediction_pictures
+        print_prediction_pictures(prediction, data)
     return DONE

@@ -42,6 +42,12 @@ def run(values: Mapping[str, object]) -> int:
     if style == "table":
         _note_gbs(values, data)
     emit_search(_with_commands(data, problem, values), style=style)
+    if values.get("pictures") and style == "table":
+        from autotune.report.pictures import print_search_pictures
+        print_search_pictures([{
+            "tp": e.strategy.tp, "pp": e.strategy.pp,
+            "tokens_per_s_per_gpu": e.column("tokens_per_s_per_gpu")}
+            for e in (*result.cells, *result.entries)])
     return DONE
 
 

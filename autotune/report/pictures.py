@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from autotune.report.console import Column, cell, console, show
+
 if TYPE_CHECKING:
     from simcore.events import Step
+    from simcore.prediction import Prediction
 
 Data = Mapping[str, Any]
 
@@ -21,6 +24,7 @@ BAR_WIDTH = 24
 PART_MARKS = {"weights": ("█", "blue"), "gradients": ("▓", "cyan"), "optimizer": ("▒", "green"),
               "activations": ("░", "yellow"), "temporaries": ("▚", "magenta")}
 _SHADES = " ░▒▓█"
+MOST_LINES = 64
 
 
 def bar(value: float, most: float, width: int = BAR_WIDTH, style: str = "") -> Text:
@@ -128,3 +132,43 @@ def heat_map(cells: Sequence[Data], *, rows: str, columns: str,
 def _shade(share: float) -> int:
     """Darker the nearer to the best: within 2, 6 and 15 %."""
     return 4 if share >= 0.98 else 3 if share >= 0.94 else 2 if share >= 0.85 else 1
+
+
+def print_prediction_pictures(prediction: Prediction, data: Data) -> None:
+    """Draw a strategy's memory by stage and its pipeline.
+
+    Parameters
+    ----------
+    prediction : Prediction
+    data : mapping
+        Its JSON.
+    """
+    from simcore.events import simulate_step
+
+    out = console()
+    stages, limit = data["memory"]["stages"], float(data["system"]["memory_gib"])
+    width = max(min(out.width - 24, 100), 20)
+    out.print()
+    out.print(cell(f"Memory of each stage (a full line: the device's {limit:.1f} GiB)"))
+    for stage in stages[:MOST_LINES]:
+        out.print(Text.assemble(f"{stage['stage']:>3} ", memory_bar(stage, limit, width),
+                                f" {stage['peak_memory_gib']:.1f} GiB"), no_wrap=True,
+                  overflow="crop")
+    out.print(memory_legend())
+    step = simulate_step(prediction)
+    out.print()
+    out.print(cell(f"Pipeline over the step of {step.end_s:.4g} s (F forward, B backward, "
+                   "· idle or the optimizer)"))
+    for rank, line in enumerate(timeline(step, width)[:MOST_LINES]):
+        out.print(Text.assemble(f"{rank:>3} ", line), no_wrap=True, overflow="crop")
+    if len(stages) > MOST_LINES:
+        out.print(cell(f"... and {len(stages) - MOST_LINES} more stages"))
+
+
+def print_search_pictures(cells: Sequence[Data]) -> None:
+    """Draw the best throughput of each tp and pp."""
+    heads, rows = heat_map(cells, rows="tp", columns="pp", value="tokens_per_s_per_gpu")
+    out = console()
+    out.print()
+    show(out, [Column("", right=False), *(Column(head, right=False) for head in heads)], rows,
+         title="Best throughput by tp and pp, of the best")

@@ -21,14 +21,17 @@ BASE = ("--model", "llama3-8b", "--gpus", "8", "--tp", "2", "--gbs", "32")
 SEARCH_ONLY = {
     "--space", "--objective", "--sampler", "--trials", "--seed", "--jobs", "--storage", "--top",
     "--no-marginal", "--memory-limit-gib", "--memory-utilisation", "--memory-reserve-gib",
-    "--tokens", "--price-per-gpu-hour", "--out"}
+    "--tokens", "--price-per-gpu-hour", "--out", "--pictures"}
 COMMON = {"--format", "--debug"}
 SUBJECT = {"--model", "--system"}
 OWN_OPTIONS = {
     "search": COMMON | SUBJECT | SEARCH_ONLY,
-    "predict": COMMON | SUBJECT | {"--strategy", "--explain", "--stage"},
+    "predict": COMMON | SUBJECT | {"--strategy", "--explain", "--stage", "--pictures"},
     "check": COMMON | SUBJECT | {"--strategy"},
     "validate": COMMON | {"--models"},
+    "trace": COMMON | SUBJECT | {"--out", "--ranks", "--max-events", "--memory-snapshot"},
+    "report": COMMON | {"--out", "--figures", "--figure-format"},
+    "compare": COMMON,
     "models": COMMON,
     "systems": COMMON,
 }
@@ -48,7 +51,8 @@ def options_of(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", OWN_OPTIONS)
 def test_options_are_frozen(name: str) -> None:
-    fields = {f.option for f in FIELDS} if name in ("search", "predict", "check") else set()
+    takes_fields = name in ("search", "predict", "check", "trace")
+    fields = {f.option for f in FIELDS} if takes_fields else set()
     assert options_of(name) == OWN_OPTIONS[name] | fields
 
 
