@@ -4,11 +4,11 @@ Layers of the local specification run forward under fake tensors in a fake proce
 memory is used and no GPU asked for; a hook counts each storage that autograd keeps, once. The
 tests compare `simcore.activations` with what this writes.
 
-    python benchmarks/derive/megatron_activations.py ORACLE [--out tests/golden/activations.json]
+    python benchmarks/derive/megatron_activations.py [--out tests/golden/activations.json]
 
-ORACLE is a folder with ``mcore_cpu.py``, which gives Megatron a norm, a core attention and random
-states that work without CUDA and save what Transformer Engine's save. Needs torch 2.13 and
-megatron-core 0.19.2, beside what `simcore` needs; takes about a minute.
+``megatron_on_cpu.py`` gives Megatron a norm, a core attention and random states that work without
+CUDA and save what Transformer Engine's save. Needs torch 2.13 and megatron-core 0.19.2, beside
+what `simcore` needs; takes about half a minute.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import megatron_on_cpu
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel
@@ -45,7 +45,8 @@ LAYERS = 2
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform",
         "recompute_num_layers": 1}
 SELECTIVE = ("core_attn", "mlp", "layernorm", "moe", "shared_experts", "mla_up_proj")
-MODULES = {"mcore_cpu.py": "norm_or_attention", "layers.py": "linear", "rope_utils.py": "rope",
+MODULES = {"megatron_on_cpu.py": "norm_or_attention", "layers.py": "linear",
+           "rope_utils.py": "rope",
            "fused_bias_swiglu.py": "activation", "fused_bias_gelu.py": "activation",
            "mlp.py": "activation", "router.py": "router", "token_dispatcher.py": "permute",
            "moe_utils.py": "router", "random.py": "checkpoint"}
@@ -176,7 +177,8 @@ class Saved:
 def where() -> str:
     """Name what is saving a tensor now."""
     names = [frame.filename for frame in traceback.extract_stack()]
-    ours = [Path(name).name for name in names if "megatron/core" in name or "mcore_cpu" in name]
+    ours = [Path(name).name for name in names
+            if "megatron/core" in name or "megatron_on_cpu" in name]
     inner = ours[-1] if ours else ""
     if inner == "moe_utils.py" and "token_dispatcher.py" in ours[-3:]:
         return "permute"
@@ -210,25 +212,20 @@ def measure(row: dict[str, Any], mode: FakeTensorMode) -> dict[str, int]:
     return found
 
 
-def patch(oracle: Path) -> None:
-    """Bring in the stand-ins, and a norm of latents and a recomputation that need no compiler."""
-    sys.path.insert(0, str(oracle))
-    import mcore_cpu
-
-    mcore_cpu.patch_all()
-    tensor_random._get_share_storage = lambda: lambda out, recomputed: None
+def patch() -> None:
+    """Bring in what a CPU needs, and projections of latents as Transformer Engine has them."""
+    megatron_on_cpu.replace()
     multi_latent_attention.TELinear = Duplicated
     QKNormConfigResolver._mla_fused_linear_or_default = lambda self, given, name: given
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("oracle", type=Path, help="folder with mcore_cpu.py")
     parser.add_argument("--out", type=Path, default=GOLDEN)
     parser.add_argument("--only", default="", help="part of a model's name")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    patch(arguments.oracle)
+    patch()
     mode = FakeTensorMode()
     rows = []
     for row in cases():

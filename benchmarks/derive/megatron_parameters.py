@@ -15,35 +15,15 @@ import argparse
 import json
 import logging
 import math
-import os
 import sys
 import types
-import typing
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-os.environ.update(TORCH_COMPILE_DISABLE="1", TORCHDYNAMO_DISABLE="1", NO_VCS_VERSION="1",
-                  CUDA_DEVICE_MAX_CONNECTIONS="1")
-warnings.filterwarnings("ignore")
-
-
-def stand_in() -> None:
-    """Make Megatron-Core importable without Triton, and on Python 3.11."""
-    leaf = types.ModuleType("megatron.core.transformer.moe.ops.paged_stash")
-    leaf.GLOBAL_BLOCK_SIZE = 1024
-    leaf.paged_stash_copy_kernel = leaf.paged_stash_pop_kernel = None
-    # The one module that imports Triton without asking whether it is there.
-    sys.modules.setdefault(leaf.__name__, leaf)
-    if not hasattr(typing, "override"):
-        typing.override = lambda method: method
-
-
-stand_in()
-
+import megatron_import  # noqa: E402, F401
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402

@@ -15,20 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import types
-import typing
-import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-os.environ.update(TORCH_COMPILE_DISABLE="1", TORCHDYNAMO_DISABLE="1", NO_VCS_VERSION="1",
-                  CUDA_DEVICE_MAX_CONNECTIONS="1")
-warnings.filterwarnings("ignore")
+import megatron_import  # noqa: F401
 
+ROOT = Path(__file__).resolve().parents[2]
 # Pipeline ranks, chunks (1: not interleaved), micro-batches, group size.
 CASES = (
     (1, 1, 1, 1), (2, 1, 1, 2), (2, 1, 5, 2), (4, 1, 2, 4), (4, 1, 3, 4), (4, 1, 8, 4),
@@ -36,16 +29,6 @@ CASES = (
     (4, 2, 4, 4), (4, 2, 8, 4), (4, 2, 8, 8), (4, 2, 9, 5), (4, 4, 32, 4), (4, 5, 8, 4),
     (6, 2, 12, 6), (8, 2, 16, 8),
 )
-
-
-def stand_in() -> None:
-    """Make Megatron-Core importable without Triton, and on Python 3.11."""
-    leaf: Any = types.ModuleType("megatron.core.transformer.moe.ops.paged_stash")
-    leaf.GLOBAL_BLOCK_SIZE = 1024
-    leaf.paged_stash_copy_kernel = leaf.paged_stash_pop_kernel = None
-    sys.modules[leaf.__name__] = leaf
-    if not hasattr(typing, "override"):
-        typing.override = lambda method: method  # type: ignore[attr-defined]
 
 
 class Group:
@@ -138,7 +121,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "tests/golden/schedule_orders.json")
     out = parser.parse_args().out
-    stand_in()
     cases = [
         {"kind": "interleaved" if vpp > 1 else "1f1b", "pp": pp, "vpp": vpp,
          "num_microbatches": m, "group_size": n,
