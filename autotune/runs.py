@@ -8,6 +8,7 @@ rest describes the run. An empty cell is the framework's default.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ COMPOSER_VERSION = "2023"
 REDUCTION_OF_MODE = {"PURE": "bf16", "DEFAULT": "fp32"}
 """Composer's FSDP modes: PURE reduces gradients in bf16, DEFAULT in fp32
 (`composer.trainer.mosaic_fsdp_utils.get_mixed_precision`)."""
+_SOFTWARE = re.compile(r"Software: Megatron-LM (?:core_r|v)(\d+\.\d+)")
 NOT_MODELLED = {
     "microbatch_level_recompute": "some micro-batches keep their activations, others recompute "
                                   "them: not modelled",
@@ -183,6 +185,16 @@ def _run(cells: Mapping[str, str], *, file: str, path: Path, line: int) -> Run:
                problem="; ".join([*problems, *([reason] if reason else [])]))
 
 
+def software_version(path: Path) -> str:
+    """Megatron-LM's version that the comments on top of a table name; empty where none."""
+    for line in read_text(path).splitlines():
+        if line and not line.startswith("#"):
+            return ""
+        if found := _SOFTWARE.search(line):
+            return found[1]
+    return ""
+
+
 def _rows(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """Read a table's header and its rows, without the comment lines on top."""
     lines = read_text(path).splitlines()
@@ -235,8 +247,11 @@ def read_table(path: Path, *, name: str | None = None) -> list[Run]:
                                "give a table in the format that 'autotune validate' reads"))
     resolved = path.resolve()
     doubts = _doubtful(resolved, Path(resolved.anchor))
-    runs = []
+    runs, version = [], software_version(path)
     for line, cells in rows:
+        if version and cells.get("framework") == "megatron":
+            # A cell that is left empty is the framework's default at this version.
+            cells = {"framework_version": version} | cells  # noqa: PLW2901
         run = _run(cells, file=name or str(path), path=resolved, line=line)
         reason = doubts.get(run.id)
         runs.append(run if reason is None else

@@ -16,12 +16,13 @@ from __future__ import annotations
 import numpy as np
 
 from simcore.inputs.fields import code
+from simcore.inputs.framework import MemoryStyle
 from simcore.inputs.model import AttentionKind, LayerKind, MlpKind
 from simcore.local import Local
 from simcore.operators.attention import key_value_width, norm_statistics_bytes, query_width
 from simcore.operators.mlp import gate_factor
 from simcore.tensors import Saved, Tensor, Tensors
-from simcore.typing import FloatArray, Num
+from simcore.typing import BoolArray, FloatArray, Num
 
 ROUTER_BYTES = 15.0
 """Router's saves a token and expert: fp32 logits and probabilities, their gradient's inputs and
@@ -37,6 +38,7 @@ SELECTIVE_OP_SHARE = 0.5
 
 TE = "Transformer Engine, pytorch/module/"
 MCORE = "Megatron-Core, transformer/"
+KORTHIKANTI = "Korthikanti et al., arXiv 2205.05198, section 4.1"
 
 
 Parts = dict[str, Tensors]
@@ -56,16 +58,24 @@ def attention_parts(local: Local, kind: LayerKind) -> Parts:
     scores = (local.real("mbs"), heads_here, local.real("seq_len"),
               local.real("seq_len") / local.real("cp"))
     is_flash = local.batch["attention"] == code("attention", "flash")
+    # Dropout keeps a mask and its own output, where the softmax is not fused with it.
+    dropped = np.where(local.is_dropped | (local.software("attention_dropout") > 0),
+                       1.0 + size, 0.0)
     parts["core_attn"] = (
         Tensor("core_attention.log_sum_exp", (tokens, heads_here), np.where(is_flash, 4.0, 0.0),
                "FlashAttention-2, arXiv 2307.08691, section 3.1"),
         Tensor("core_attention.softmax", scores, np.where(is_flash, 0.0, size),
-               "Korthikanti et al., arXiv 2205.05198, section 4.1"))
+               KORTHIKANTI),
+        Tensor("core_attention.dropout mask and output", scores,
+               np.where(is_flash, 0.0, dropped), KORTHIKANTI))
     is_a2a = (local.real("cp") > 1) & (local.batch["cp_comm"] == code("cp_comm", "a2a"))
     output = (tokens, output_width)
     parts |= inputs
     parts["attn"] += (
         Tensor("core_attention.output", output, size, TE + "linear.py"),
+        Tensor("core_attention.output, batch first", output,
+               np.where(is_flash & _is_batch_first(local), size, 0.0),
+               "Transformer Engine, dot_product_attention/backends.py"),
         Tensor("linear_proj.input", output, np.where(local.is_fp8, local.gemm_input_bytes, 0.0),
                TE + "linear.py: its own quantised input"),
         Tensor("core_attention.output before all-to-all", output, np.where(is_a2a, size, 0.0),
@@ -135,25 +145,43 @@ def _post_norm(local: Local, name: str) -> Tensors:
                    TE + "layernorm.py"))
 
 
+def _is_batch_first(local: Local) -> BoolArray:
+    """Where attention keeps its output in FlashAttention's own layout, batch first.
+
+    The projection's input is then a copy of it, but for a single sequence, which is the same in
+    both layouts. Transformer Engine prefers cuDNN's kernel, which takes the sequence first, from
+    Hopper on (``dot_product_attention/utils.py``, `get_attention_backend`).
+    """
+    ampere = local.system.accelerator.architecture == "ampere"
+    own: BoolArray = ampere & (local.real("mbs") > 1) & ~local.style_is(MemoryStyle.FSDP.value)
+    return own
+
+
+def dropout_mask(local: Local, name: str) -> Tensor:
+    """Mask of a dropout of the hidden states, a byte a value."""
+    return Tensor(f"{name}.dropout_mask", (local.tokens_sharded, float(local.model.hidden_size)),
+                  np.where(local.is_dropped, 1.0, 0.0), KORTHIKANTI)
+
+
 def norm_parts(local: Local, name: str, *, norms: int) -> Parts:
     """Input (the residual stream), output (the product's input) and statistics of norms."""
     model, size = local.model, local.bytes_per_value
     hidden = (local.tokens_sharded, float(model.hidden_size))
     source = TE + "layernorm_linear.py"
     parts: Parts = {
-        "residual": (Tensor(f"{name}.input", hidden, size, source),),
+        "residual": (Tensor(f"{name}.input", hidden, size, source), dropout_mask(local, name)),
         "layernorm": (), "norm_statistics": (),
     }
     if not norms:
         return parts
-    unfused = np.where(local.on("fused_norm"), 0.0, UNFUSED_NORM_BYTES)
-    kept_fp32 = np.where(local.software("norm_keeps_fp32") > 0, 0.5 * KEPT_FP32_NORM_BYTES, 0.0)
+    eager = np.where(local.software("norm_keeps_fp32") > 0, 0.5 * KEPT_FP32_NORM_BYTES,
+                     UNFUSED_NORM_BYTES)
     return parts | {
         "layernorm": (Tensor(f"{name}.output", hidden, local.gemm_input_bytes, source),),
         "norm_statistics": (
             Tensor(f"{name}.statistics", (local.tokens_sharded,),
                    norm_statistics_bytes(model.normalization), source),
-            Tensor(f"{name}.fp32_intermediates", hidden, np.maximum(unfused, kept_fp32),
+            Tensor(f"{name}.fp32_intermediates", hidden, np.where(local.on("fused_norm"), 0.0, eager),
                    "eager PyTorch norm: fp32 input and normalised value")),
     }
 
@@ -231,11 +259,21 @@ def _moe_parts(local: Local) -> Parts:
                    MCORE + "moe/experts.py")),
         "moe_act": (Tensor("experts.linear_fc2.input", (rows, width), local.gemm_input_bytes,
                            TE + "grouped_linear.py"),),
+        # Probabilities that multiply after the combine need its rows for their gradient.
+        "unpermute": (Tensor("token_dispatcher.returned_rows",
+                             (local.dispatched_rows, float(model.hidden_size)),
+                             np.where(in_dispatch, 0.0, size), MCORE + "moe/moe_utils.py"),),
         "shared_experts": (),
     }
     if moe.shared_ffn_hidden_size:
-        parts["shared_experts"] = _dense_tensors(local, "shared_experts",
-                                                 moe.shared_ffn_hidden_size / local.tp)
+        # Overlapped, its first product takes tokens that were gathered before it, and keeps
+        # them (`pre_forward_comm`); else it shares the router's input.
+        gathers = local.on("shared_expert_overlap") & local.on("sp")
+        parts["shared_experts"] = (
+            *_dense_tensors(local, "shared_experts", moe.shared_ffn_hidden_size / local.tp),
+            Tensor("shared_experts.gathered_input", (local.tokens, float(model.hidden_size)),
+                   np.where(gathers, local.gemm_input_bytes, 0.0),
+                   MCORE + "moe/shared_experts.py"))
     return parts
 
 
@@ -243,7 +281,7 @@ FREED_BY = {
     "core_attn": ("core_attn",),
     "mlp": ("mlp",),
     "layernorm": ("layernorm", "norm_statistics"),
-    "moe": ("router", "permute", "experts", "moe_act", "shared_experts"),
+    "moe": ("router", "permute", "experts", "moe_act", "unpermute", "shared_experts"),
     "moe_act": ("moe_act",),
     "mla_up_proj": ("mla_up_proj",),
     "shared_experts": ("shared_experts",),

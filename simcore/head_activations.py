@@ -40,8 +40,16 @@ def head_tensors(local: Local) -> tuple[Tensors, Tensors]:
     gradient = Tensor("output_layer.input_gradient",
                       (local.tokens, float(model.hidden_size)), size,
                       "Megatron-Core, tensor_parallel/layers.py")
-    return kept, (gradient, boundary(local, "output_layer.input_gradient, scattered").times(
-        np.where(local.on("sp"), 1.0, 0.0)))
+    # A weight gradient that is no lasting buffer comes after the loss let go of its copies.
+    weight = size * local.vocab / local.tp * model.hidden_size
+    freed = sum((tensor.bytes for tensor in kept[4:]), np.zeros(len(local.batch)))
+    transient = np.where(local.keeps_head_dummy, 0.0, np.maximum(weight - freed, 0.0))
+    return kept, (
+        gradient,
+        boundary(local, "output_layer.input_gradient, scattered").times(
+            np.where(local.on("sp"), 1.0, 0.0)),
+        Tensor("output_layer.weight_gradient, less the loss' copies", (), transient,
+               "Megatron-Core, tensor_parallel/layers.py"))
 
 
 def mtp_tensors(local: Local) -> Tensors:

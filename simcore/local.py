@@ -27,7 +27,7 @@ LOCAL_FIELDS: tuple[str, ...] = (
     "grad_accumulation_fusion", "grouped_gemm", "permute_fusion", "dispatcher",
     "capacity_factor", "pad_to_capacity", "expert_imbalance", "cp_comm", "tp_comm_overlap",
     "ep_comm_overlap", "shared_expert_overlap", "delay_wgrad_compute", "cuda_graph",
-    "framework", "framework_version", "grad_dtype", "fp8_param_gather",
+    "framework", "framework_version", "grad_dtype", "fp8_param_gather", "dropout",
 )
 """Fields that a layer's cost on a rank depends on."""
 
@@ -121,6 +121,11 @@ class Local:
         """Whether the layers' matrix products run in fp8 or NVFP4."""
         return is_fp8(self.batch["precision"])
 
+    @cached_property
+    def is_dropped(self) -> BoolArray:
+        """Whether hidden states and attention go through dropout."""
+        return self.real("dropout") > 0
+
     def precision_is(self, *names: str) -> BoolArray:
         """Tell where the precision is one of these, shape (u,)."""
         return np.isin(self.batch["precision"], [code("precision", p) for p in names])
@@ -140,6 +145,12 @@ class Local:
         scaled = np.where(self.precision_is("mxfp8", "fp8-block"), 1.0 + 1.0 / 32.0, 1.0)
         scaled = np.where(self.precision_is("nvfp4"), NVFP4_BYTES, scaled)
         return np.where(self.is_fp8, scaled, self.bytes_per_value)
+
+    @cached_property
+    def keeps_head_dummy(self) -> BoolArray:
+        """Whether the head's dummy weight gradient stays between micro-batches."""
+        kept = (self.software("dummy_weight_gradients") * self.software("head_dummy_gradient")) > 0
+        return kept & self.on("grad_accumulation_fusion")
 
     @cached_property
     def vocab(self) -> FloatArray:

@@ -126,6 +126,11 @@ class LocalCosts:
         return mtp_times(self.local, self.layer_costs[self.model.layers[-1]].times, self.head)
 
     @cached_property
+    def any_dropout(self) -> bool:
+        """Whether any combination drops hidden states."""
+        return bool(np.any(self.local.is_dropped))
+
+    @cached_property
     def head_memory(self) -> tuple[FloatArray, FloatArray]:
         """Kept by the head, and beside it, (u,) [B]."""
         return head_saved(self.local)
@@ -194,7 +199,7 @@ class LocalCosts:
         outputs = self.local.vocab / self.local.tp
         inputs = np.full_like(outputs, self.model.hidden_size)
         head = Tensor("dummy_wgrad.output_layer", (outputs, inputs), 2.0, source,
-                      _is_new(seen, outputs, inputs, dense))
+                      _is_new(seen, outputs, inputs, self.local.keeps_head_dummy))
         return tuple(found), head
 
 

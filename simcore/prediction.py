@@ -157,7 +157,7 @@ def _stage(rank: int, memory: ClassMemory, frame: Frame) -> dict[str, Any]:
 
 
 TIME_ONLY_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap",
-                    "overlap_p2p", "shared_expert_overlap", "delay_wgrad_compute", "rank_order")
+                    "overlap_p2p", "delay_wgrad_compute", "rank_order")
 """Fields that memory does not depend on."""
 MEMORY_FIELDS = tuple(name for name in FIELD if name not in TIME_ONLY_FIELDS)
 

@@ -382,6 +382,7 @@ def _kernels(r: _Resolver) -> None:
     r.switch("fused_rope", r.model.rotary, 1)
     r.fill("fused_norm", r.by_profile("fused_norm", 1))
     r.fill("grad_accumulation_fusion", r.by_profile("grad_accumulation_fusion", 1))
+    r.fill("dropout", 0.0)
     r.fill("cuda_graph", r.by_profile("cuda_graph", 0))
 
 

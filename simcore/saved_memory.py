@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simcore.activations import boundary
+from simcore.activations import boundary, dropout_mask
 from simcore.batch import distinct
 from simcore.frame import Class, Frame
 from simcore.head_activations import mtp_tensors
 from simcore.inputs.fields import code
 from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
-from simcore.tensors import Tensors
+from simcore.tensors import Tensors, total_bytes
 from simcore.terms import Term
 from simcore.typing import FloatArray, IntArray
 
@@ -107,6 +107,9 @@ def activations(frame: Frame, c: Class) -> Activations:
     """Find what a class of ranks keeps for backward."""
     in_flight = _in_flight(frame, c)
     uniform = frame.stage(frame.tables.uniform, c) > 0
+    if frame.costs.any_dropout:
+        # The first chunk also keeps the mask of the embedding's dropout.
+        uniform = uniform & ~(frame.stage(frame.tables.has_embedding, c) > 0)
     alike = bool(np.all(uniform))
     chunks = chunk_terms(frame, c, slice(1) if alike else slice(None))
     sizes = chunk_bytes(frame, chunks)
@@ -169,6 +172,12 @@ def chunk_terms(frame: Frame, c: Class, which: slice = slice(None)) -> tuple[Chu
                        (boundary(frame.local),))]
     found += [ChunkTerm("layer", chunk[:, :, k] - whole[:, :, k], frame.spread(cost.saved.kept),
                         cost.saved.kept_tensors) for k, cost in enumerate(frame.layer_costs)]
+    if frame.costs.any_dropout:
+        mask = dropout_mask(frame.local, "embedding")
+        first = np.zeros(inputs.shape)
+        first[:, 0] = frame.stage(frame.tables.has_embedding, c)
+        found.append(ChunkTerm("embedding", first, frame.spread(total_bytes(
+            (mask,), len(frame.local.batch))), (mask,)))
     if frame.has_mtp:
         last = np.zeros(inputs.shape)
         at = np.minimum(frame.batch["vpp"], inputs.shape[1]) - 1

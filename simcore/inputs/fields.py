@@ -236,6 +236,8 @@ _KERNELS = (
     Field("fused_norm", _bool, "Normalisation in one kernel.", "by framework", "kernels"),
     Field("grad_accumulation_fusion", _bool, "Weight gradients accumulate inside the product.",
           "by framework", "kernels"),
+    Field("dropout", _float, "Dropout probability of hidden states and attention "
+          "(--hidden-dropout, --attention-dropout).", "0", "kernels", maximum=1),
     Field("cuda_graph", Kind.MODULES, "Captured part of the step: none, local:full_iteration, "
           "or transformer_engine:SCOPES joined by '+'.", "none", "kernels",
           CUDA_GRAPH_SCOPES),

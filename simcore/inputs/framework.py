@@ -35,6 +35,8 @@ class Profile(Frozen):
     """One bf16 buffer a distinct weight shape under fused gradient accumulation (TE >= 2.3)."""
     grouped_dummy_gradients: bool = True
     """The same for experts (TE >= 2.10)."""
+    head_dummy_gradient: bool = True
+    """The same for the output head, whose linear layer is Megatron's own (Megatron >= 0.13)."""
     adam_upcast_moments: bool = False
     """FusedAdam casts bf16 moments to fp32 temporaries (TE 2.11)."""
     probabilities_in_dispatch: bool = True
@@ -50,6 +52,8 @@ class Profile(Frozen):
     """Every tensor rank holds the logits of the whole vocabulary."""
     norm_keeps_fp32: bool = False
     """An unfused norm that keeps fp32 intermediates (16 B an element and layer)."""
+    attention_dropout: bool = False
+    """Unfused attention that keeps dropout's mask and output whatever the probability."""
     frees_pipeline_output: bool = True
     overlap_grad_reduce_share: Share = 0.9
     """Share of the gradient reduction that backward can hide at most."""

@@ -77,6 +77,7 @@ class Strategy:
     fused_rope: bool | None = None
     fused_norm: bool | None = None
     grad_accumulation_fusion: bool | None = None
+    dropout: float | None = None
     cuda_graph: str | None = None
     framework: str | None = None
     framework_version: str | None = None

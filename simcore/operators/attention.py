@@ -33,10 +33,11 @@ def norm_ops(local: Local, name: str, module: str = "layernorm") -> list[Op]:
 
 
 def residual_ops(local: Local, name: str) -> list[Op]:
-    """Residual add: two reads and a write; backward adds the two gradients."""
-    values = local.tokens_sharded * local.model.hidden_size * local.bytes_per_value
-    return [elementwise(local, f"{name}_fwd", "residual", Phase.FORWARD, 3 * values),
-            elementwise(local, f"{name}_bwd", "residual", Phase.BACKWARD, 3 * values)]
+    """Residual add: two reads and a write (and dropout's mask); backward adds the gradients."""
+    each = 3.0 * local.bytes_per_value + np.where(local.is_dropped, 1.0, 0.0)
+    moved = each * local.tokens_sharded * local.model.hidden_size
+    return [elementwise(local, f"{name}_fwd", "residual", Phase.FORWARD, moved),
+            elementwise(local, f"{name}_bwd", "residual", Phase.BACKWARD, moved)]
 
 
 def attention_ops(local: Local, kind: LayerKind) -> list[Op]:
