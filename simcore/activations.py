@@ -17,7 +17,7 @@ import numpy as np
 
 from simcore.inputs.fields import code
 from simcore.inputs.framework import MemoryStyle
-from simcore.inputs.model import AttentionKind, LayerKind, MlpKind
+from simcore.inputs.model import AttentionKind, LayerKind, MlpKind, Norm
 from simcore.local import Local
 from simcore.operators.attention import key_value_width, norm_statistics_bytes, query_width
 from simcore.operators.mlp import gate_factor
@@ -174,14 +174,16 @@ def norm_parts(local: Local, name: str, *, norms: int) -> Parts:
     }
     if not norms:
         return parts
+    # PyTorch's own layer norm is one kernel, which keeps statistics.
     eager = np.where(local.software("norm_keeps_fp32") > 0, 0.5 * KEPT_FP32_NORM_BYTES,
-                     UNFUSED_NORM_BYTES)
+                     UNFUSED_NORM_BYTES if model.normalization is Norm.RMSNORM else 0.0)
     return parts | {
         "layernorm": (Tensor(f"{name}.output", hidden, local.gemm_input_bytes, source),),
         "norm_statistics": (
             Tensor(f"{name}.statistics", (local.tokens_sharded,),
                    norm_statistics_bytes(model.normalization), source),
-            Tensor(f"{name}.fp32_intermediates", hidden, np.where(local.on("fused_norm"), 0.0, eager),
+            Tensor(f"{name}.fp32_intermediates", hidden,
+                   np.where(local.on("fused_norm"), 0.0, eager),
                    "eager PyTorch norm: fp32 input and normalised value")),
     }
 

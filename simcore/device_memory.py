@@ -1,4 +1,4 @@
-"""From bytes that tensors hold to what the device shows."""
+"""From bytes that tensors hold to what the device shows: allocator, context, communicators."""
 
 from __future__ import annotations
 
@@ -12,47 +12,120 @@ from simcore.tensors import total_bytes
 from simcore.typing import FloatArray
 from simcore.units import GIB
 
-CONTEXT_BYTES = 1.0 * GIB
-"""CUDA context with loaded libraries: nvidia-smi shows 0.5 to 0.8 GiB of an idle PyTorch process
-on Hopper, before the kernels of cuDNN, NCCL and Transformer Engine are loaded. Set so that
-Llama-3-70B's states do not fit on 16 x 80 GB, as users report."""
-NCCL_BYTES = 0.37 * GIB
-"""Of one communicator: 342 MiB for 2 ranks, 392 for 4 to 8 (aiconfigurator-core's system
-files)."""
-FRAGMENTATION, FRAGMENTATION_HIGH = 1.045, 1.12
-"""Reserved over allocated: 1.03 to 1.07 in the B200 runs of SimuMax; up to 1.10 elsewhere."""
 IMBALANCE_HIGH = 1.25
 """Rows of the fullest rank over balanced ones that a router's drift brings in dropless MoE."""
 
 
 @dataclass(frozen=True)
+class Lost:
+    """What the allocator reserves beyond the tensors, as shares of them.
+
+    Parameters
+    ----------
+    static : float
+        Of what lies there from start to end: blocks are rounded up to 2 MiB.
+    dynamic : float
+        Of what comes and goes within a step: blocks that are free but of the wrong size.
+    """
+
+    static: float
+    dynamic: float
+
+
+@dataclass(frozen=True)
+class DeviceConstants:
+    """What stands between the tensors and the device.
+
+    `likely`'s static share lies within what SimuMax's eight B200 runs reserved beyond their
+    tensors (0.8 to 7.4 GiB; least squares alone tell static from dynamic shares badly); its
+    dynamic share and the context are set from the verdicts of Hagemann et al. (arXiv
+    2311.05610): two of their four sheets at a time, judged on the other two
+    (``tests/published/test_out_of_memory.py``), and shipped from all four.
+
+    Parameters
+    ----------
+    likely, high : Lost
+        Usual and pessimistic fragmentation; the B200 runs' worst is a dynamic share of 0.44.
+    expandable, expandable_high : Lost
+        The same with expandable segments, which the launchers of Megatron-Bridge and torchtitan
+        ask for: what is cut from a segment can be used again (a judgement; no run tells them
+        apart).
+    context_bytes : float
+        CUDA context with the kernels of PyTorch, cuBLAS and the fused libraries, and what the
+        driver keeps of the memory it reports (0.3 to 0.8 GiB of 80): nvidia-smi shows 0.5 to 0.8
+        GiB of an idle process before they are loaded.
+    communicator_bytes : float
+        Of one NCCL communicator: 342 MiB for 2 ranks, 392 for 4 to 8 (aiconfigurator-core's
+        system files).
+    outside_high : float
+        What context and communicators take at worst over what is likely.
+    """
+
+    likely: Lost = Lost(0.025, 0.20)
+    high: Lost = Lost(0.035, 0.35)
+    expandable: Lost = Lost(0.01, 0.05)
+    expandable_high: Lost = Lost(0.02, 0.12)
+    context_bytes: float = 2.7 * GIB
+    communicator_bytes: float = 0.37 * GIB
+    outside_high: float = 1.1
+
+
+SHIPPED = DeviceConstants()
+
+
+@dataclass(frozen=True)
 class DeviceMemory:
-    """What the device has in use on the fullest rank, likely and at worst, (n,) [B]."""
+    """What the device has in use, likely and at worst, (n,) or (C, n) [B]."""
 
     likely: FloatArray
     high: FloatArray
 
 
-def device_bytes(frame: Frame, peak: FloatArray, activations: FloatArray) -> DeviceMemory:
+def device_bytes(frame: Frame, peak: FloatArray, dynamic: FloatArray, activations: FloatArray,
+                 constants: DeviceConstants = SHIPPED) -> DeviceMemory:
     """From bytes that tensors hold to what the driver reports.
 
-    Reserved memory is the peak times a fragmentation; beside it stand the context and one
+    Beside the tensors stand what the allocator cannot use again, the context and one
     communicator's buffers for every group of more than one rank. At worst, fragmentation is
     higher, and dropless experts get more rows than their share.
+
+    Parameters
+    ----------
+    frame : Frame
+        n rows.
+    peak, dynamic, activations : ndarray, shape (n,) or (C, n)
+        Of a rank, or of C of them [B]; `dynamic` is the part of the peak that comes and goes
+        within a step, `activations` what is saved for backward.
+    constants : DeviceConstants
     """
+    outside = constants.context_bytes + _communicators(frame) * constants.communicator_bytes
+    expandable = frame.spread(frame.local.software("expandable_segments")) > 0
+
+    def reserved(tensors: FloatArray, moving: FloatArray, usual: Lost, new: Lost) -> FloatArray:
+        static = np.where(expandable, new.static, usual.static)
+        dynamic = np.where(expandable, new.dynamic, usual.dynamic)
+        total: FloatArray = tensors + static * (tensors - moving) + dynamic * moving
+        return total
+
+    likely = reserved(peak, dynamic, constants.likely, constants.expandable) + outside
+    drift = np.zeros(len(frame))
+    if frame.model.is_moe:
+        dropless = frame.batch.real("capacity_factor") <= 0
+        drift = np.where(dropless & (frame.batch["ep"] > 1),
+                         (IMBALANCE_HIGH - 1.0) * _expert_share(frame) * activations, 0.0)
+    high = reserved(peak + drift, dynamic + drift, constants.high, constants.expandable_high)
+    high = high + constants.outside_high * outside
+    return DeviceMemory(likely, high)
+
+
+def _communicators(frame: Frame) -> FloatArray:
+    """Groups of more than one rank that a rank is in, (n,)."""
     batch = frame.batch
     groups = sum(((size > 1).astype(np.float64) for size in (
         batch["tp"], batch["cp"], batch["pp"], frame.dp * batch["cp"])), np.zeros(len(frame)))
     if frame.model.is_moe:
         groups = groups + (batch["ep"] * batch["etp"] > 1) + (frame.edp > 1)
-    outside = CONTEXT_BYTES + groups * NCCL_BYTES
-    likely = FRAGMENTATION * peak + outside
-    drift = np.zeros(len(frame))
-    if frame.model.is_moe:
-        dropless = batch.real("capacity_factor") <= 0
-        drift = np.where(dropless & (batch["ep"] > 1),
-                         (IMBALANCE_HIGH - 1.0) * _expert_share(frame) * activations, 0.0)
-    return DeviceMemory(likely, FRAGMENTATION_HIGH * (peak + drift) + 1.3 * outside)
+    return groups
 
 
 def _expert_share(frame: Frame) -> FloatArray:

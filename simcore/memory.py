@@ -28,11 +28,18 @@ class ClassMemory:
     optimizer: FloatArray
     activations: FloatArray
     temporaries: FloatArray
+    fixed: FloatArray
+    """Of the temporaries, buffers that stay from start to end."""
     peak: FloatArray
     phase: FloatArray
     """Index into `PHASES`."""
     host: FloatArray
     """Of the host's memory."""
+
+    @property
+    def dynamic(self) -> FloatArray:
+        """Of the peak, what comes and goes within a step, (n,) [B]."""
+        return self.activations + self.temporaries - self.fixed
 
     def take(self, index: IntArray) -> ClassMemory:
         """Return the rows that an index names."""
@@ -72,7 +79,7 @@ def class_memory(frame: Frame, c: Class) -> ClassMemory:
     phase = np.argmax(kept + beside, axis=0)[None]
     alive = np.take_along_axis(kept, phase, axis=0)[0]
     temporaries = fixed + np.take_along_axis(beside, phase, axis=0)[0]
-    return ClassMemory(weights, gradients, optimizer, alive, temporaries,
+    return ClassMemory(weights, gradients, optimizer, alive, temporaries, fixed,
                        weights + gradients + optimizer + temporaries + alive, phase[0],
                        saved.host + host_bytes(frame, c))
 

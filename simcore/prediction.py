@@ -144,7 +144,7 @@ class Prediction:
 
 
 def _stage(rank: int, memory: ClassMemory, frame: Frame) -> dict[str, Any]:
-    device = device_bytes(frame, memory.peak, memory.activations).likely
+    device = device_bytes(frame, memory.peak, memory.dynamic, memory.activations).likely
     parts = ("weights", "gradients", "optimizer", "activations", "temporaries")
     return {
         "stage": rank,
@@ -171,14 +171,12 @@ def _memory(frame: Frame, limit_bytes: float) -> tuple[tuple[ClassMemory, ...],
     narrow, index = frame.narrowed(MEMORY_FIELDS)
     stages = narrow.per_class(class_memory)
     peaks = np.stack([stage.peak for stage in stages])
-    fullest = np.argmax(peaks, axis=0)[None]
-    peak = np.take_along_axis(peaks, fullest, axis=0)[0]
-    activations = np.take_along_axis(np.stack([s.activations for s in stages]), fullest,
-                                     axis=0)[0]
-    device = device_bytes(narrow, peak, activations)
-    verdict = (device.likely > limit_bytes).astype(np.float64) + (device.high > limit_bytes)
-    columns = {"peak_memory_bytes": peak, "device_memory_bytes": device.likely,
-               "device_memory_high_bytes": device.high, "verdict": verdict}
+    device = device_bytes(narrow, peaks, np.stack([stage.dynamic for stage in stages]),
+                          np.stack([stage.activations for stage in stages]))
+    likely, high = device.likely.max(axis=0), device.high.max(axis=0)
+    verdict = (likely > limit_bytes).astype(np.float64) + (high > limit_bytes)
+    columns = {"peak_memory_bytes": peaks.max(axis=0), "device_memory_bytes": likely,
+               "device_memory_high_bytes": high, "verdict": verdict}
     if index is None:
         return stages, columns
     return tuple(stage.take(index) for stage in stages), {

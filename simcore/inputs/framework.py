@@ -52,6 +52,8 @@ class Profile(Frozen):
     """Every tensor rank holds the logits of the whole vocabulary."""
     norm_keeps_fp32: bool = False
     """An unfused norm that keeps fp32 intermediates (16 B an element and layer)."""
+    expandable_segments: bool = False
+    """Launched with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     attention_dropout: bool = False
     """Unfused attention that keeps dropout's mask and output whatever the probability."""
     frees_pipeline_output: bool = True

@@ -66,6 +66,8 @@ BITES = (
     Bite("gpus", 64, 16, "step", DENSE),
     Bite("seq_len", 4096, 8192, "peak", DENSE),
     Bite("gbs", 64, 128, "step", DENSE),
+    Bite("dropout", 0.0, 0.1, "peak", DENSE),
+    Bite("dropout", 0.0, 0.1, "step", DENSE),
     Bite("mbs", 1, 2, "peak", DENSE),
     Bite("tp", 8, 1, "peak", DENSE),
     Bite("cp", 4, 1, "peak", DENSE),

@@ -153,8 +153,10 @@ def test_what_the_tables_say_of_frameworks() -> None:
         assert newest[name].defaults["zero"] == 3
     assert newest["torchtitan"].defaults["recompute"] == "selective_op"
     by_version = {p.version: p for p in load_framework("megatron").profiles}
-    # Transformer Engine 2.1 in the A100 PCIe runs, 2.11 in the B200 runs.
-    assert not by_version["0.12"].dummy_weight_gradients
+    # Transformer Engine 2.11 in the B200 runs; Megatron 0.12 in the A100 PCIe runs, whose head
+    # has no lasting dummy (``tensor_parallel/layers.py``).
+    assert not by_version["0.12"].head_dummy_gradient
+    assert by_version["0.14"].head_dummy_gradient
     assert not by_version["0.12"].probabilities_in_dispatch
     assert by_version["0.14"].grouped_dummy_gradients
     assert by_version["0.14"].adam_upcast_moments
