@@ -74,6 +74,17 @@ found.html"""),
 Lay predictions side by side: what differs, what it costs, where time and memory went.
 
 Example: autotune compare found found#2 mine.yaml"""),
+    ("plan", "autotune.commands.plan", options.plan_parameters, """\
+Plan capacity: the best strategy of many models on many clusters, night after night.
+
+For each model, cluster, GPU count and workload: the best strategy, days, cost and energy with
+failures and checkpoints counted, GPUs for a deadline, scaling with its knee, and how to share a
+cluster among jobs. Results are kept by what they depend on, so unchanged questions cost nothing,
+and a plan that was stopped goes on where it was. Compared with the last answer.
+
+Exit status 4 where a deadline, a budget or a fit is newly broken.
+
+Example: autotune plan plan.yaml --out nightly"""),
     ("validate", "autotune.commands.validate", options.validate_parameters, """\
 Compare predictions with measured runs.
 

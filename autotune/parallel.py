@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
+
+from simcore.errors import InputError, Issue
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,3 +51,35 @@ def default_jobs() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # Not every system can say.
         return os.cpu_count() or 1
+
+
+@contextmanager
+def dask_backend(scheduler: str) -> Iterator[None]:
+    """Run what `run_all` is given on the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    scheduler : str
+        Its address, such as tcp://10.0.0.1:8786.
+
+    Raises
+    ------
+    InputError
+        Dask is not installed, or no scheduler answers.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise InputError(Issue("--backend", "dask is not installed",
+                               "pip install 'autotune[dask]'")) from error
+    from joblib import parallel_config
+    try:
+        client = Client(scheduler, timeout="20s", set_as_default=True)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TimeoutError) as error:
+        raise InputError(Issue("--scheduler", f"no scheduler answers at '{scheduler[:200]}'",
+                               "give its address, such as tcp://10.0.0.1:8786")) from error
+    try:
+        with parallel_config(backend="dask"):
+            yield
+    finally:
+        client.close()  # type: ignore[no-untyped-call]

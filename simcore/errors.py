@@ -54,6 +54,10 @@ class InputError(SimcoreError):
         super().__init__("; ".join(str(issue) for issue in self.issues))
 
 
+class ResourceError(SimcoreError):
+    """Something around the program fails: a full disk, a folder that is not ours, a database."""
+
+
 class NoFeasibleStrategyError(SimcoreError):
     """No strategy fits; the message names the nearest miss."""
 

@@ -13,3 +13,5 @@ GB = 1e9
 TERA = 1e12
 MICRO = 1e-6
 MILLI = 1e-3
+HOUR_S = 3600.0
+DAY_S = 86_400.0

@@ -8,9 +8,18 @@ import sys
 import traceback
 from typing import cast
 
-from simcore.errors import InputError, Issue, NoFeasibleStrategyError, SimcoreError, nearest
+from simcore.errors import (
+    InputError,
+    Issue,
+    NoFeasibleStrategyError,
+    ResourceError,
+    SimcoreError,
+    nearest,
+)
 
 DONE, BUG, BAD_INPUT, NOTHING_FITS = 0, 1, 2, 3
+FAILED = 1
+"""Something around the program fails; no bug, but no answer either."""
 INTERRUPTED = 130
 """What Typer makes of Ctrl-C."""
 MAX_LINES = 100
@@ -57,6 +66,9 @@ def guarded(arguments: list[str]) -> int:
     except NoFeasibleStrategyError as error:
         say(f"error: {error}")
         return NOTHING_FITS
+    except ResourceError as error:
+        say(f"error: {error}")
+        return FAILED
     except SimcoreError as error:
         say(f"error: {error}")
         return BAD_INPUT

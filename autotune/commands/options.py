@@ -226,6 +226,26 @@ def report_parameters() -> list[Parameter]:
     ]
 
 
+def plan_parameters() -> list[Parameter]:
+    """Options of ``plan``."""
+    panel = "Plan"
+    return [
+        _argument("plan", "Plan (YAML): models, clusters, workloads, failures, splits.",
+                  str | None),
+        _text("out", "--out", "Folder for plan.json, plan.csv, plan.md and plan.html; results "
+              "are kept in its folder 'kept'.", OUTPUT, "DIR"),
+        _text("against", "--against", "Earlier plan.json, or its folder, to compare with. "
+              "Default: the last one in --out.", panel, "FILE|DIR"),
+        _text("kept", "--kept", "Folder of kept results, to share between plans. Default: 'kept' "
+              "in --out.", panel, "DIR"),
+        _text("jobs", "--jobs", "Processes. Default: one a core.", panel, "N"),
+        _text("backend", "--backend", "processes, or dask. Default: processes.", panel,
+              "processes|dask", words=lambda: ("processes", "dask")),
+        _text("scheduler", "--scheduler", "Address of the Dask scheduler.", panel, "TCP"),
+        *_output(),
+    ]
+
+
 def compare_parameters() -> list[Parameter]:
     """Options of ``compare``."""
     return [

@@ -32,6 +32,7 @@ OWN_OPTIONS = {
     "trace": COMMON | SUBJECT | {"--out", "--ranks", "--max-events", "--memory-snapshot"},
     "report": COMMON | {"--out", "--figures", "--figure-format"},
     "compare": COMMON,
+    "plan": COMMON | {"--out", "--against", "--kept", "--jobs", "--backend", "--scheduler"},
     "models": COMMON,
     "systems": COMMON,
 }

@@ -1,0 +1,1 @@
+"""Capacity planning: many models on many clusters, kept from night to night."""
