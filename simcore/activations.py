@@ -68,7 +68,7 @@ def attention_parts(local: Local, kind: LayerKind) -> Parts:
                KORTHIKANTI),
         Tensor("core_attention.dropout mask and output", scores,
                np.where(is_flash, 0.0, dropped), KORTHIKANTI))
-    is_a2a = (local.real("cp") > 1) & (local.batch["cp_comm"] == code("cp_comm", "a2a"))
+    is_a2a = (local.real("cp") > 1) & (local.batch["cp_comm"] >= code("cp_comm", "a2a"))
     output = (tokens, output_width)
     parts |= inputs
     parts["attn"] += (

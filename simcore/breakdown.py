@@ -17,7 +17,7 @@ TIME_TERMS = ("compute_s", "recompute_s", "tp_comm_s", "cp_comm_s", "ep_comm_s",
 
 def busiest_class(timing: Timing) -> IntArray:
     """Class with most busy time in a step, the first where several are equal, (n,)."""
-    m = timing.frame.microbatches
+    m = timing.frame.runs
     busy = [m * (forward + backward) + ends.reduce_s + ends.gather_s + ends.optimizer_s
             for forward, backward, ends in timing.classes]
     chosen: IntArray = np.argmax(np.stack(busy), axis=0)
@@ -36,7 +36,7 @@ def time_terms(timing: Timing, step_s: FloatArray) -> dict[str, FloatArray]:
 
 def _class_terms(timing: Timing, c: IntArray) -> dict[str, FloatArray]:
     frame, tables = timing.frame, timing.frame.tables
-    m = frame.microbatches
+    m = frame.runs
     counts = frame.stage(tables.layers, c)
     whole = frame.whole_layers(c)
     found = [ends for _, _, ends in timing.classes]
@@ -108,7 +108,7 @@ def recomputed_flops(frame: Frame) -> FloatArray:
             total = total + ranks * (whole * frame.spread(forward) + frame.stage(
                 tables.layers, c)[:, k] * frame.spread(share))
     width = (batch["gpus"] // np.maximum(batch["pp"], 1)).astype(np.float64)
-    return total * frame.microbatches * width
+    return total * frame.runs * width
 
 
 def _selective_flops(frame: Frame, k: int) -> FloatArray:

@@ -90,12 +90,23 @@ def _collectives(frame: Frame, parameters: FloatArray, expert: bool) -> _Collect
         reduce = reduce + np.where(between.ranks > 1, collective_s(
             Collective.ALL_REDUCE, size_bytes=gradient / np.maximum(ranks, 1), group=between,
             network=network), 0.0)
+    if np.any(frame.is_dualpipe):
+        # Both copies of a stage take part: the shards pass between the two ranks that hold them.
+        pair, shard = frame.placements["ends"], np.maximum(ranks, 1)
+        between_copies = [collective_s(kind, size_bytes=size, group=pair, network=network)
+                          for kind, size in (
+                              (Collective.ALL_REDUCE, gradient),
+                              (Collective.REDUCE_SCATTER, gradient / shard),
+                              (Collective.ALL_GATHER, parameters * width / shard))]
+        reduce = reduce + frame.is_dualpipe * np.where(whole, *between_copies[:2])
+        gather = gather + frame.is_dualpipe * np.where(zero >= 1, between_copies[2], 0.0)
     return _Collectives(reduce, gather)
 
 
 VOLUME_FIELDS = (
     "gpus", "tp", "cp", "pp", "vpp", "ep", "etp", "dp_replicate", "rank_order",
-    "first_stage_layers", "last_stage_layers", "pp_layout", "mtp", "zero", "precision",
+    "first_stage_layers", "last_stage_layers", "pp_layout", "mtp", "schedule", "zero",
+    "precision",
     "grad_dtype", "fp8_param_gather", "fp4_param_gather", "optimizer", "optimizer_offload",
     "main_params_dtype",
     "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "framework", "framework_version",
@@ -180,10 +191,12 @@ def _tied_embedding_s(frame: Frame, c: Class) -> FloatArray:
     """All-reduce of a tied embedding's gradient between the first and the last stage, (n,)."""
     if not frame.model.tied_embeddings:
         return np.zeros(len(frame))
-    ends = frame.stage(frame.tables.has_embedding, c) + frame.stage(frame.tables.has_head, c)
+    ends = 1.0 * frame.stage(frame.tables.has_embedding, c) + frame.stage(
+        frame.tables.has_head, c)
     pp = frame.batch["pp"]
     size = frame.spread(frame.local.vocab / frame.local.tp) * (
         frame.model.hidden_size * gradient_bytes(frame.batch))
     seconds = collective_s(Collective.ALL_REDUCE, size_bytes=size,
                            group=frame.placements["ends"], network=frame.system.network)
-    return np.where((ends > 0) & (pp > 1), seconds, 0.0)
+    # A rank that holds both ends needs no exchange.
+    return np.where((ends == 1) & (pp > 1), seconds, 0.0)

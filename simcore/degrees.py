@@ -56,6 +56,33 @@ def num_microbatches(batch: Batch) -> IntArray:
     return _ratio(batch["gbs"], data_parallel(batch), batch["mbs"])
 
 
+def head_exchange_ranks(batch: Batch, heads: int, groups: int, domain: int) -> IntArray:
+    """Ranks of the inner level of hierarchical context parallelism (a2a+p2p), shape (n,).
+
+    Parameters
+    ----------
+    batch : Batch
+        Resolved strategies.
+    heads, groups : int
+        Attention heads and query groups of the model (all heads in latent attention).
+    domain : int
+        Ranks of a scale-up domain.
+
+    Returns
+    -------
+    ndarray
+        The largest part of cp that hands out whole heads and stays inside a domain: the first of
+        Megatron's ``--hierarchical-context-parallel-sizes``; the second is cp over it.
+    """
+    tp, cp = batch["tp"], batch["cp"]
+    found = np.ones(len(batch), np.int64)
+    for size in range(2, int(cp.max(initial=1)) + 1):
+        fits = (cp % size == 0) & ((heads // tp) % size == 0) & (
+            np.maximum(groups // tp, 1) % size == 0) & (tp * size <= domain)
+        found = np.where(fits, size, found)
+    return found
+
+
 def expert_data_parallel(batch: Batch) -> IntArray:
     """Ranks that hold the same experts: gpus / (etp ep pp), shape (n,)."""
     return _ratio(batch["gpus"], batch["etp"], batch["ep"], batch["pp"])

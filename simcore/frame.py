@@ -187,6 +187,28 @@ class Frame:
         return num_microbatches(self.batch).astype(np.float64)
 
     @cached_property
+    def is_dualpipe(self) -> BoolArray:
+        """Where each stage is held twice, from either end, (n,)."""
+        rows: BoolArray = self.batch["schedule"] == code("schedule", "dualpipe")
+        return rows
+
+    @cached_property
+    def is_split(self) -> BoolArray:
+        """Where a backward's weight gradients are an operation of their own, (n,)."""
+        rows: BoolArray = self.batch["schedule"] >= code("schedule", "zero-bubble")
+        return rows
+
+    @cached_property
+    def chunks(self) -> IntArray:
+        """Chunks that a rank holds, (n,)."""
+        return np.where(self.is_dualpipe, 2, np.maximum(self.batch["vpp"], 1))
+
+    @cached_property
+    def runs(self) -> FloatArray:
+        """Micro-batches that pass a chunk in a step, (n,): half of them in DualPipe."""
+        return self.microbatches * np.where(self.is_dualpipe, 0.5, 1.0)
+
+    @cached_property
     def dp(self) -> IntArray:
         """Data-parallel size, (n,)."""
         return data_parallel(self.batch)
@@ -276,7 +298,7 @@ class Frame:
         wanted = np.maximum(self.batch["recompute_layers"], 0)
         uniform = self.batch["recompute_method"] == code("recompute_method", "uniform")
         depth = np.where(uniform, self.tables.depth,
-                         -(-wanted // np.maximum(self.batch["vpp"], 1)))
+                         -(-wanted // self.chunks))
         return np.where(self.recomputes_layers, np.minimum(depth, self.tables.depth), 0)
 
     def recomputed_layers(self, c: Class) -> FloatArray:

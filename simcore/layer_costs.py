@@ -35,6 +35,9 @@ RECOMPUTED_BY: Mapping[str, tuple[str, ...]] = {
 """Operators' modules that a recompute module runs again
 (``--recompute-modules``, megatron/training/arguments.py)."""
 
+WEIGHT_GRADIENT_NAMES = ("_wgrad", "_accumulate")
+"""Ends of the names of operators that no other rank waits for."""
+
 NOT_CHECKPOINTED = ("core_attn", "embedding", "head", "end")
 """What per-operator checkpointing of a layer's block keeps, or does not reach."""
 
@@ -61,6 +64,12 @@ def _by_term(ops: list[Op], phase: Phase, local: Local) -> dict[Term, FloatArray
     zero = np.zeros(len(local.batch))
     return {term: sum((op.seconds for op in ops if op.phase is phase and op.term is term), zero)
             for term in TERMS}
+
+
+def weight_gradient_s(ops: tuple[Op, ...], local: Local) -> FloatArray:
+    """Seconds of backward that compute gradients of weights, which can wait, (u,) [s]."""
+    return sum((op.seconds for op in ops if op.name.endswith(WEIGHT_GRADIENT_NAMES)),
+               np.zeros(len(local.batch)))
 
 
 def _recomputed(ops: list[Op], local: Local) -> dict[Term, FloatArray]:

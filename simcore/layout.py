@@ -1,8 +1,7 @@
 """Which decoder layers sit where in the pipeline.
 
-A pipeline of `pp` ranks with `vpp` model chunks each has pp*vpp chunks in order; chunk i sits
-on rank i % pp. The embedding belongs to chunk 0, the final norm, the head and the loss to the
-last one. A split of the layers is one of
+Of pp*vpp chunks in order, chunk i sits on rank i % pp. The embedding belongs to chunk 0, the
+final norm, the head and the loss to the last one. A split of the layers is one of
 
 - even: num_layers % (pp vpp) == 0;
 - accounted: embedding and loss count as a layer each (Megatron's
@@ -15,19 +14,19 @@ last one. A split of the layers is one of
 
 References
 ----------
-Megatron-Core 0.19, ``transformer_config.py`` (``__post_init__``, "Uneven PP"),
-``transformer_block.py`` (``get_num_layers_to_build``), ``pipeline_parallel_layer_layout.py``.
+Megatron-Core 0.19, ``transformer_config.py`` ("Uneven PP"), ``transformer_block.py``
+(``get_num_layers_to_build``), ``pipeline_parallel_layer_layout.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from simcore.batch import Batch
-from simcore.inputs.fields import UNSET
+from simcore.inputs.fields import FIELD, UNSET
 from simcore.inputs.model import ModelSpec
 from simcore.layout_notation import (
     is_numeric,
@@ -36,6 +35,7 @@ from simcore.layout_notation import (
     num_chunks,
     stages_of,
 )
+from simcore.schedule.split import DUAL_KINDS
 from simcore.typing import BoolArray, FloatArray, IntArray
 
 __all__ = ["LAYOUT_FIELDS", "NO_SPLIT", "PipelineLayout", "balanced", "default_ends",
@@ -43,7 +43,8 @@ __all__ = ["LAYOUT_FIELDS", "NO_SPLIT", "PipelineLayout", "balanced", "default_e
            "split_choices", "split_counts", "split_is_legal"]
 NO_SPLIT = -2
 """Stands in first_stage_layers and last_stage_layers where no split follows; never legal."""
-LAYOUT_FIELDS = ("pp", "vpp", "first_stage_layers", "last_stage_layers", "pp_layout", "mtp")
+LAYOUT_FIELDS = ("pp", "vpp", "first_stage_layers", "last_stage_layers", "pp_layout", "mtp",
+                 "schedule")
 """What the place of the layers depends on."""
 
 
@@ -61,6 +62,14 @@ class PipelineLayout:
         Chunk that holds the multi-token-prediction layers, where there are any.
     has_mtp : bool
         Whether there are any.
+    schedule : str
+        'dualpipe' and 'dualpipev' place their chunks in ways of their own.
+
+    Notes
+    -----
+    Under DualPipe `chunks` has the pp stages in order, then in reverse: rank r holds stages r and
+    pp - 1 - r. Under DualPipeV the second half of 2 pp stages is in reverse: rank r holds stages
+    r and 2 pp - 1 - r. In both, chunk i is on rank i % pp.
     """
 
     pp: int
@@ -68,6 +77,23 @@ class PipelineLayout:
     chunks: tuple[tuple[int, ...], ...]
     mtp_chunk: int
     has_mtp: bool = False
+    schedule: str = "1f1b"
+
+    @property
+    def head_chunks(self) -> tuple[int, ...]:
+        """Chunks with final norm, head and loss."""
+        last = {"dualpipe": (self.pp - 1, self.pp), "dualpipev": (self.pp,)}
+        return last.get(self.schedule, (len(self.chunks) - 1,))
+
+    @property
+    def embedding_chunks(self) -> tuple[int, ...]:
+        """Chunks with the embedding."""
+        return (0, 2 * self.pp - 1) if self.schedule == "dualpipe" else (0,)
+
+    @property
+    def mtp_chunks(self) -> tuple[int, ...]:
+        """Chunks with the multi-token-prediction layers."""
+        return self.head_chunks if self.schedule in DUAL_KINDS else (self.mtp_chunk,)
 
     def rank_layers(self) -> IntArray:
         """Decoder layers of each rank over all its chunks, shape (pp,)."""
@@ -85,7 +111,11 @@ class PipelineLayout:
 
     def text(self) -> str:
         """Canonical notation, such as ``4|4|4|1m``; m marks the chunk with the MTP layers."""
-        return layout_text([len(chunk) for chunk in self.chunks],
+        chunks = self.chunks
+        if self.schedule in DUAL_KINDS:
+            back = chunks[self.pp:][::-1] if self.schedule == "dualpipev" else ()
+            chunks = chunks[:self.pp] + back
+        return layout_text([len(chunk) for chunk in chunks],
                            self.mtp_chunk if self.has_mtp else None)
 
 
@@ -107,11 +137,12 @@ def layouts(model: ModelSpec, batch: Batch) -> tuple[tuple[PipelineLayout | None
         Which of them each row has.
     """
     first, index = batch.group(LAYOUT_FIELDS)
-    columns = [batch[name] for name in LAYOUT_FIELDS]
-    found = []
+    columns, found = [batch[name] for name in LAYOUT_FIELDS], []
     for row in first:
-        pp, vpp, head, tail, text, mtp = (int(column[row]) for column in columns)
-        found.append(_layout(model.layers, pp, vpp, head, tail, batch.texts[text], mtp))
+        pp, vpp, head, tail, text, mtp, schedule = (int(column[row]) for column in columns)
+        layout = _layout(model.layers, pp, vpp, head, tail, batch.texts[text], mtp)
+        found.append(None if layout is None else _placed(
+            layout, FIELD["schedule"].choices[max(schedule, 0)]))
     return tuple(found), index
 
 
@@ -137,6 +168,16 @@ def _layout(layers: tuple[int, ...], pp: int, vpp: int, first: int, last: int, t
     return PipelineLayout(pp, vpp, chunks, mtp_chunk, mtp > 0)
 
 
+def _placed(layout: PipelineLayout, schedule: str) -> PipelineLayout:
+    """Return a layout as a schedule places it on the ranks."""
+    chunks, pp = layout.chunks, layout.pp
+    if schedule == "dualpipe" and layout.vpp == 1:
+        return replace(layout, vpp=2, chunks=chunks + chunks[::-1], schedule=schedule)
+    if schedule == "dualpipev" and layout.vpp == 2:
+        return replace(layout, chunks=chunks[:pp] + chunks[pp:][::-1], schedule=schedule)
+    return layout
+
+
 def end_layers(counts: tuple[int, ...], pp: int) -> tuple[int, int]:
     """Decoder layers of the first and of the last rank."""
     return sum(counts[::pp]), sum(counts[pp - 1::pp])
@@ -157,7 +198,7 @@ def split_counts(num_layers: int, pp: int, vpp: int, first: int,
 
 def split_is_legal(num_layers: int, pp: IntArray, vpp: IntArray, first: IntArray,
                    last: IntArray) -> BoolArray:
-    """Tell whether resolved first and last stages give every layer a place.
+    """Tell whether resolved first and last stages give each layer a place.
 
     Parameters
     ----------

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from simcore.batch import Batch
+from simcore.degrees import head_exchange_ranks
 from simcore.inputs.fields import RECOMPUTE_BIT, code
 from simcore.inputs.framework import Profile
 from simcore.inputs.model import ModelSpec
@@ -95,6 +96,14 @@ class Local:
     def cp_placement(self) -> Placement:
         """Context groups: ranks one tensor group apart."""
         return place(Group(self.batch["cp"], self.batch["tp"]), self.system.network)
+
+    @cached_property
+    def cp_inner(self) -> IntArray:
+        """Ranks of the level that exchanges heads, under a2a+p2p."""
+        model = self.model
+        groups = model.num_attention_heads if model.mla else model.num_query_groups
+        return head_exchange_ranks(self.batch, model.num_attention_heads, groups,
+                                   self.system.network.domain_size)
 
     @cached_property
     def ep_placement(self) -> Placement:

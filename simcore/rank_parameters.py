@@ -82,7 +82,7 @@ def holdings(frame: Frame, c: Class) -> list[Holding]:
         # MTP shares the embedding; away from rank 0 it holds a copy.
         has_embedding = np.where(mtp_here > 0, 1.0, has_embedding)
     # On one rank a tied head is the embedding itself; its final norm stays.
-    own_head = has_head * ~(model.tied_embeddings & (frame.batch["pp"] == 1))
+    own_head = has_head * ~(model.tied_embeddings & (has_embedding > 0))
     found = [
         Holding("embedding", has_embedding, frame.spread(embedding), None,
                 lambda: embedding_tensors(model, tp=tp)),

@@ -167,7 +167,7 @@ def _pipeline(r: _Resolver) -> None:
     none = r.text("none")
     if (r["pp_layout"] != none).any():
         _vpp_of_layouts(r)
-    r.fill("vpp", 1)
+    r.fill("vpp", np.where(r["schedule"] == code("schedule", "dualpipev"), 2, 1))
     ends = ("first_stage_layers", "last_stage_layers")
     if any(r.has_gaps(name) for name in ends):
         _ends_by_default(r, none)
@@ -179,7 +179,9 @@ def _pipeline(r: _Resolver) -> None:
     if r.has_gaps("gbs"):
         ranks = np.maximum(quotient(r["gpus"], r["tp"] * r["cp"] * r["pp"]), 1) * r["mbs"]
         # Interleaving runs micro-batches in whole groups.
-        unit = ranks * np.where(r["vpp"] > 1, np.maximum(r["microbatch_group_size"], 1), 1)
+        dual = r["schedule"] >= code("schedule", "dualpipe")
+        unit = ranks * np.where(dual, 2, np.where(
+            r["vpp"] > 1, np.maximum(r["microbatch_group_size"], 1), 1))
         r.fill("gbs", np.ceil(DEFAULT_GBS / unit).astype(np.int64) * unit)
 
 
@@ -232,7 +234,7 @@ def _vpp_of_layouts(r: _Resolver) -> None:
 def _ends_of_layouts(r: _Resolver, rows: BoolArray) -> None:
     """First and last stage of explicit layouts; layouts that these express become 'none'."""
     for key, places in _groups(r, LAYOUT_FIELDS, rows):
-        pp, vpp, first, last, text, mtp = key
+        pp, vpp, first, last, text, mtp, _ = key
         parsed = parse_layout(r.texts[text], num_layers=r.model.num_layers, pp=pp, vpp=vpp,
                               mtp=mtp)
         if isinstance(parsed, str):
@@ -282,6 +284,10 @@ def fullest_rank(model: ModelSpec, columns: Mapping[str, IntArray],
             here = (layout == text) & (pp == ranks)
             most = np.where(here, _fullest_of_text(texts[text], int(ranks), model.num_layers),
                             most)
+    schedule = columns["schedule"][rows] if len(columns["schedule"]) > 1 else columns["schedule"]
+    # DualPipe's ranks hold two stages each.
+    most = np.where(schedule == code("schedule", "dualpipe"),
+                    np.minimum(2 * most, model.num_layers), most)
     return most if len(most) == 1 else most[index]
 
 
@@ -354,7 +360,7 @@ def _overlap(r: _Resolver) -> None:
         r.switch("overlap_grad_reduce", quotient(r["gpus"], r["tp"] * r["pp"]) > 1)
     r.switch("overlap_param_gather", (r["zero"] >= 1) & (r["overlap_grad_reduce"] == 1))
     r.switch("tp_comm_overlap", (r["tp"] > 1) & (r["sp"] == 1))
-    r.switch("overlap_p2p", r["vpp"] > 1, 1)
+    r.switch("overlap_p2p", r["schedule"] == code("schedule", "interleaved"), 1)
     r.switch("dispatcher", r.model.is_moe)
     r.switch("ep_comm_overlap", r["ep"] > 1)
     moe = r.model.moe

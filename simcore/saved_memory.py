@@ -12,7 +12,8 @@ from simcore.batch import distinct
 from simcore.frame import Class, Frame
 from simcore.head_activations import mtp_tensors
 from simcore.inputs.fields import code
-from simcore.schedule.orders import in_flight_by_chunk, in_flight_chunks
+from simcore.schedule.orders import KINDS, in_flight_by_chunk, in_flight_chunks
+from simcore.schedule.split import DUAL_KINDS
 from simcore.tensors import Tensors, total_bytes
 from simcore.terms import Term
 from simcore.typing import FloatArray, IntArray
@@ -26,7 +27,7 @@ def _in_flight(frame: Frame, c: Class) -> FloatArray:
     batch, rank = frame.batch, frame.stage(frame.tables.first_rank, c).astype(np.int64)
     schedule = batch["schedule"]
     total = np.zeros(len(frame))
-    for kind in ("1f1b", "interleaved", "gpipe"):
+    for kind in KINDS:
         rows = schedule == code("schedule", kind)
         if not np.any(rows):
             continue
@@ -42,7 +43,7 @@ def _overlapped(frame: Frame, in_flight: FloatArray) -> FloatArray:
     beside a backward, (n,)."""
     batch = frame.batch
     more: FloatArray = ((batch["ep_comm_overlap"] > 0)
-                        & (in_flight < frame.microbatches * batch["vpp"])).astype(np.float64)
+                        & (in_flight < frame.runs * frame.chunks)).astype(np.float64)
     return more
 
 
@@ -180,7 +181,7 @@ def chunk_terms(frame: Frame, c: Class, which: slice = slice(None)) -> tuple[Chu
             (mask,), len(frame.local.batch))), (mask,)))
     if frame.has_mtp:
         last = np.zeros(inputs.shape)
-        at = np.minimum(frame.batch["vpp"], inputs.shape[1]) - 1
+        at = np.minimum(frame.chunks, inputs.shape[1]) - 1
         last[np.arange(len(frame)), at] = frame.mtp_here(c)
         layer = frame.layer_costs[frame.model.layers[-1]].saved
         found += [ChunkTerm("mtp", last, frame.spread(frame.costs.mtp_memory),
@@ -206,13 +207,16 @@ def _fullest_mix(frame: Frame, c: Class, sizes: FloatArray,
                frame.microbatches[rows].astype(np.int64), rank]
     first, inverse = distinct(columns, len(rows))
     peak, at_head = np.zeros_like(sizes), np.zeros_like(sizes)
-    names = ("1f1b", "interleaved", "gpipe")
     for i, at_row in enumerate(first.tolist()):
         schedule, pp, vpp, group, m, at = (int(column[at_row]) for column in columns)
         mine = np.nonzero(inverse == i)[0]
+        kind = KINDS[schedule]
+        vpp = 2 if kind in DUAL_KINDS else vpp
         own = sizes[mine, :vpp].T
-        for found, chunk in ((peak, None), (at_head, vpp - 1)):
-            mixes = in_flight_by_chunk(names[schedule], pp=pp, vpp=vpp, num_microbatches=m,
+        # Either of DualPipe's chunks may be the last one.
+        head = None if kind == "dualpipe" else vpp - 1
+        for found, chunk in ((peak, None), (at_head, head)):
+            mixes = in_flight_by_chunk(kind, pp=pp, vpp=vpp, num_microbatches=m,
                                        group_size=group, rank=at, before_chunk=chunk)
             found[mine, :vpp] = mixes[(mixes @ own).argmax(axis=0)]
     return peak, at_head

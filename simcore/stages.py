@@ -84,7 +84,7 @@ def _classes(layout: PipelineLayout, *, apart: bool) -> _Classes:
     for rank in range(pp):
         key: object = rank if apart else (
             tuple(layout.chunks[v * pp + rank] for v in range(vpp)), rank == 0, rank == pp - 1,
-            layout.mtp_chunk % pp == rank)
+            tuple(chunk % pp == rank for chunk in layout.mtp_chunks))
         found.setdefault(key, []).append(rank)
     ranks = tuple(tuple(members) for members in found.values())
     class_of_rank = np.empty(pp, np.int64)
@@ -118,8 +118,9 @@ def stage_tables(model: ModelSpec, layouts: tuple[PipelineLayout, ...], *,
             first_layers[i, j, :layout.vpp] = own
             before[i, j] = ahead[members[-1]]
             ranks[:, i, j] = members[0], members[-1], len(members) * (j < len(found.ranks))
-            flags[:, i, j] = (members[0] == 0, members[-1] == layout.pp - 1,
-                              layout.has_mtp and layout.mtp_chunk % layout.pp == members[0],
+            flags[:, i, j] = (_holds(layout, layout.embedding_chunks, members[0]),
+                              _holds(layout, layout.head_chunks, members[-1]),
+                              layout.has_mtp and _holds(layout, layout.mtp_chunks, members[0]),
                               _is_uniform(layout, members[0], own))
     chunk_layers = first_layers[:, :, :, -1]
     return StageTables(
@@ -128,9 +129,14 @@ def stage_tables(model: ModelSpec, layouts: tuple[PipelineLayout, ...], *,
         tuple(c.class_of_rank for c in classes))
 
 
+def _holds(layout: PipelineLayout, chunks: tuple[int, ...], rank: int) -> bool:
+    """Whether a rank holds any of some chunks."""
+    return any(chunk % layout.pp == rank for chunk in chunks)
+
+
 def _is_uniform(layout: PipelineLayout, rank: int, own: FloatArray) -> bool:
     """Whether a rank's chunks are alike; MTP layers make the last one different."""
-    if layout.vpp > 1 and layout.has_mtp and layout.mtp_chunk % layout.pp == rank:
+    if layout.vpp > 1 and layout.has_mtp and _holds(layout, layout.mtp_chunks, rank):
         return False
     return all(np.array_equal(own[0], other) for other in own)
 

@@ -63,7 +63,9 @@ def shard_sizes(batch: Batch) -> tuple[FloatArray, FloatArray]:
     """
     replicas = np.maximum(batch["dp_replicate"], 1)
     dense = (data_parallel(batch) * batch["cp"] / replicas).astype(np.float64)
-    return dense, np.maximum(expert_data_parallel(batch) / replicas, 1.0)
+    # Under DualPipe two pipeline ranks hold each stage, and share its states.
+    copies = np.where(batch["schedule"] == code("schedule", "dualpipe"), 2.0, 1.0)
+    return dense * copies, np.maximum(expert_data_parallel(batch) / replicas, 1.0) * copies
 
 
 def dtype_bytes(batch: Batch, name: str) -> FloatArray:

@@ -14,12 +14,16 @@ from simcore.formulas.collectives import Collective, collective_s
 from simcore.formulas.pipeline import lower_bound_s
 from simcore.frame import Class, Frame
 from simcore.inputs.fields import FIELD, code
-from simcore.layer_costs import Times
+from simcore.layer_costs import Times, weight_gradient_s
 from simcore.operators.base import TERMS, Term
 from simcore.saved_memory import SCHEDULE_FIELDS
 from simcore.schedule.base import makespan
+from simcore.schedule.split import DUAL_KINDS, SPLIT_KINDS
 from simcore.typing import BoolArray, FloatArray, IntArray
 from simcore.units import MICRO
+
+_Place = tuple[int, int]
+"""Rank, and chunk of the rank."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,20 @@ class Timing:
     @cached_property
     def blocking_s(self) -> FloatArray:
         """Send time that keeps the sender busy, (n,) [s]."""
-        return np.where(self.frame.batch["overlap_p2p"] > 0, 0.0, self.send_s)
+        return np.where(self._sends_beside, 0.0, self.send_s)
+
+    @cached_property
+    def _sends_beside(self) -> BoolArray:
+        """Where a rank goes on while it sends, (n,): DualPipe's ranks always do."""
+        batch = self.frame.batch
+        rows: BoolArray = (batch["overlap_p2p"] > 0) | (
+            batch["schedule"] >= code("schedule", "dualpipe"))
+        return rows
 
     @cached_property
     def edge_s(self) -> FloatArray:
         """Send time that only the receiver waits for, (n,) [s]."""
-        return np.where(self.frame.batch["overlap_p2p"] > 0, self.send_s, 0.0)
+        return np.where(self._sends_beside, self.send_s, 0.0)
 
     @cached_property
     def overhead_s(self) -> FloatArray:
@@ -129,7 +141,7 @@ class Timing:
         """Sends of a rank and micro-batch, forward and backward, (n,)."""
         frame, tables = self.frame, self.frame.tables
         is_piped = frame.batch["pp"] > 1
-        vpp = np.maximum(frame.batch["vpp"], 1)
+        vpp = frame.chunks
         return (is_piped * (vpp - frame.stage(tables.has_head, c)),
                 is_piped * (vpp - frame.stage(tables.has_embedding, c)))
 
@@ -164,19 +176,23 @@ class Timing:
         frame, tables = self.frame, self.frame.tables
         before, own, ranks, alone = [], [], [], np.zeros(len(frame))
         m = frame.microbatches
+        # DualPipe's ranks may start from either end: nothing surely precedes them.
+        starts = np.where(frame.is_dualpipe, 0.0, 1.0)
         for c, (forward, backward, ends) in enumerate(self.classes):
             ahead_forward, ahead_backward = self._before(c)
             at = frame.stage(tables.last_rank, c)
             before.append(ahead_forward + ahead_backward)
             own.append(forward + backward)
             ranks.append(at)
-            alone = np.maximum(alone, ahead_forward + at * self.edge_s
-                               + m * (forward + backward) + ends.reduce_s)
+            alone = np.maximum(alone, starts * (ahead_forward + at * self.edge_s)
+                               + frame.runs * (forward + backward) + ends.reduce_s)
         whole = lower_bound_s(pp=frame.batch["pp"], vpp=frame.batch["vpp"],
                               num_microbatches=m, busy_before_s=np.stack(before),
                               own_s=np.stack(own), ranks_before=np.stack(ranks),
                               edge_s=self.edge_s, is_1f1b=self._is_plain())
-        end = np.maximum(whole + self.classes[0][2].reduce_s, alone)
+        # Split schedules end with weight gradients, which no path leads back from.
+        end = np.where(frame.is_split, alone,
+                       np.maximum(whole + self.classes[0][2].reduce_s, alone))
         # The recurrence adds the same numbers in another order.
         return (end + self.post_s + self.overhead_s) * (1.0 - 1e-12)
 
@@ -223,10 +239,13 @@ class Timing:
     def _pipeline_end_s(self, rows: IntArray, schedule: int, pp: int, vpp: int, group_size: int,
                         m: int) -> FloatArray:
         """When the last rank has reduced its gradients, for rows of one schedule [s]."""
-        forward, backward, classes = self.rank_work(rows, pp, vpp)
-        ends = makespan(FIELD["schedule"].choices[schedule], pp=pp, vpp=vpp, num_microbatches=m,
+        kind = FIELD["schedule"].choices[schedule]
+        chunks = 2 if kind in DUAL_KINDS else vpp
+        forward, backward, classes = self.rank_work(rows, pp, chunks)
+        weight = self.weight_work(rows, pp, chunks) if kind in SPLIT_KINDS else None
+        ends = makespan(kind, pp=pp, vpp=chunks, num_microbatches=m,
                         group_size=group_size, forward_s=forward, backward_s=backward,
-                        edge_s=np.ascontiguousarray(self.edge_s[rows]))
+                        edge_s=np.ascontiguousarray(self.edge_s[rows]), weight_s=weight)
         reduce = np.stack([c[2].reduce_s[rows] for c in self.classes])
         last: FloatArray = (ends + np.take_along_axis(reduce, classes, axis=0)).max(axis=0)
         return last
@@ -246,17 +265,20 @@ class Timing:
             n_k, w_k = counts[..., k].transpose(0, 2, 1), whole[..., k].transpose(0, 2, 1)
             forward += n_k * part.forward[rows]
             backward += n_k * part.backward[rows] + w_k * part.whole[rows]
-        forward[0, 0] += self.embedding.forward[rows]
-        backward[0, 0] += self.embedding.backward[rows]
-        forward[-1, -1] += self.head.forward[rows]
-        backward[-1, -1] += self.head.backward[rows]
-        self._add_mtp(forward, backward, rows, layout, classes)
+        first, last = self._ends(rows, pp, vpp)
+        for places, part in ((first, self.embedding), (last, self.head)):
+            for at in places:
+                forward[at] += part.forward[rows]
+                backward[at] += part.backward[rows]
+        self._add_mtp(forward, backward, rows, last)
         if pp > 1:
             blocking = self.blocking_s[rows]
             forward += blocking
             backward += blocking
-            forward[-1, -1] -= blocking
-            backward[0, 0] -= blocking
+            for at in last:
+                forward[at] -= blocking
+            for at in first:
+                backward[at] -= blocking
         if np.any(frame.batch["zero"] >= 2):
             for c, (_, _, ends) in enumerate(self.classes):
                 here = (classes == c)[:, None]
@@ -264,12 +286,43 @@ class Timing:
                 backward += here * ends.backward_s[rows] / vpp
         return forward, backward, classes
 
+    def _ends(self, rows: IntArray, pp: int, vpp: int) -> tuple[list[_Place], list[_Place]]:
+        """Rank and chunk of the embeddings and of the heads, alike in all rows."""
+        kind = FIELD["schedule"].choices[int(self.frame.batch["schedule"][rows[0]])]
+        if kind == "dualpipe":
+            return [(0, 0), (pp - 1, 1)], [(pp - 1, 0), (0, 1)]
+        return [(0, 0)], [(0, 1) if kind == "dualpipev" else (pp - 1, vpp - 1)]
+
+    def weight_work(self, rows: IntArray, pp: int, vpp: int) -> FloatArray:
+        """Weight gradients of every rank and chunk, (pp, vpp, n) [s]."""
+        frame, tables = self.frame, self.frame.tables
+        layout = frame.layout_index[rows]
+        classes = np.stack([tables.class_of_rank[i] for i in layout.tolist()], axis=1)
+        counts = tables.chunk_layers[layout[None, :], classes][:, :, :vpp]
+        weight = np.zeros((pp, vpp, len(rows)))
+        for k, cost in enumerate(frame.layer_costs):
+            each = frame.spread(weight_gradient_s(cost.times.ops, frame.local))[rows]
+            weight += counts[..., k].transpose(0, 2, 1) * each
+        _, last = self._ends(rows, pp, vpp)
+        for at in last:
+            weight[at] += frame.spread(weight_gradient_s(frame.costs.head.ops,
+                                                         frame.local))[rows]
+        return weight
+
     def _add_mtp(self, forward: FloatArray, backward: FloatArray, rows: IntArray,
-                 layout: IntArray, classes: IntArray) -> None:
+                 last: list[_Place]) -> None:
         """Add MTP layers to the last chunk of the rank that holds them."""
         frame = self.frame
         if not frame.has_mtp:
             return
+        if np.any(frame.batch["schedule"][rows] >= code("schedule", "dualpipe")):
+            for at in last:
+                here = np.maximum(frame.batch["mtp"][rows], 0)
+                forward[at] += here * self.mtp.forward[rows]
+                backward[at] += here * self.mtp.backward[rows]
+            return
+        layout = frame.layout_index[rows]
+        classes = np.stack([frame.tables.class_of_rank[i] for i in layout.tolist()], axis=1)
         here = frame.tables.mtp[layout[None], classes] * np.maximum(frame.batch["mtp"][rows], 0)
         forward[:, -1] += here * self.mtp.forward[rows]
         backward[:, -1] += here * self.mtp.backward[rows]

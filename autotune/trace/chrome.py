@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TextIO
 
+import numpy as np
+
 from simcore.events import OperatorSpan, Step, memory_track, operator_spans
-from simcore.events.queue import FORWARD
+from simcore.events.queue import IS_FORWARD, WEIGHT_GRADIENT
 from simcore.units import GIB
+
+LABELS = ("F", "B", "I", "W", "F")
+"""Of the kinds of operations: forward, backward, its two parts, a forward paired with one."""
 
 GAP_S = 1e-9
 MAX_EVENTS = 600_000
@@ -99,7 +104,7 @@ class StepTrace:
             raise ValueError(f"{len(ranks)} ranks have about {coarse} events, over the limit of "
                              f"{max_events}")
         opened = sum(len(self._template(stage[r], kind, chunk)) for r in ranks
-                     for kind in (0, 1) for chunk in range(self.vpp))
+                     for kind in self._kinds for chunk in range(self.vpp))
         m = self.num_microbatches
         fine = min(m, (max_events - coarse) // max(opened, 1))
         return Plan(ranks, stage, int(fine), int(coarse + fine * opened))
@@ -107,7 +112,12 @@ class StepTrace:
     @cached_property
     def vpp(self) -> int:
         """Chunks of a rank."""
-        return max(int(self.step.frame.batch["vpp"][0]), 1)
+        return self.step.chunks
+
+    @property
+    def _kinds(self) -> tuple[int, ...]:
+        """Kinds of operations that the schedule has."""
+        return tuple(np.unique(np.concatenate([o[0] for o in self.step.run.orders])).tolist())
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -162,7 +172,8 @@ class StepTrace:
             if start - before > GAP_S:
                 yield _slice("pipeline", "idle", "idle", before, start)
             before = end
-            label, category = ("F", "forward") if kind == FORWARD else ("B", "backward")
+            label = LABELS[kind]
+            category = "forward" if kind in IS_FORWARD else "backward"
             name = f"{label}{microbatch}" + (f".{chunk}" if self.vpp > 1 else "")
             yield _slice("pipeline", name, category, start, end,
                          f'{{"microbatch":{microbatch},"chunk":{chunk}}}')
@@ -185,18 +196,23 @@ class StepTrace:
 
     def _flows(self, rank: int, stage: int) -> Iterator[str]:
         """Arrows between ranks that are both drawn: where a send starts and where it arrives."""
-        pp, vpp, known = self.step.pp, self.vpp, self._drawn
+        known = self._drawn
         offset = rank - self._stage_ranks[stage]
         for kind, chunk, microbatch, start, end in self._ran(stage):
-            virtual, way = chunk * pp + stage, 1 if kind == FORWARD else -1
+            if kind == WEIGHT_GRADIENT:
+                continue
+            direction, way = int(kind in IS_FORWARD), 1 if kind in IS_FORWARD else -1
+            route = next(r for r in self.step.ways if (stage, chunk) in r)
+            here = route.index((stage, chunk))
             # Just inside the slice that the arrow leaves or enters.
             inset = min(0.001, (end - start) * _MICRO / 4)
-            for other, mark in ((virtual + way, "s"), (virtual - way, "f")):
-                if not 0 <= other < pp * vpp or other % pp == stage or (
-                        self._stage_ranks[other % pp] + offset not in known):
+            for there, mark in ((here + way, "s"), (here - way, "f")):
+                if not 0 <= there < len(route) or route[there][0] == stage or (
+                        self._stage_ranks[route[there][0]] + offset not in known):
                     continue
-                source = virtual if mark == "s" else other
-                number = (source * 2 + kind) * self.num_microbatches + microbatch
+                source, its_chunk = route[here if mark == "s" else there]
+                number = (((its_chunk * self.step.pp + source) * 2 + 1 - direction)
+                          * self.num_microbatches + microbatch)
                 at = end * _MICRO - inset if mark == "s" else start * _MICRO + inset
                 yield (f'{{"pid":{rank},"ph":"{mark}","bp":"e","name":"send","cat":"send",'
                        f'"id":"{offset}.{number}","tid":{_TID["pipeline"]},"ts":{at!r}}}')

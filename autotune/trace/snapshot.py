@@ -15,7 +15,7 @@ from typing import Any
 
 from simcore.errors import InputError, Issue
 from simcore.events import Step, memory_track
-from simcore.events.queue import FORWARD
+from simcore.events.queue import IS_FORWARD, RELEASES
 from simcore.events.tensors import chunk_tensors, operation_temporaries, static_tensors
 
 MAX_EVENTS = 400_000
@@ -74,14 +74,14 @@ def snapshot(step: Step, rank: int, *, max_events: int = MAX_EVENTS) -> dict[str
             for name, size in static_tensors(step, rank)]
     alive: dict[tuple[int, int], list[tuple[int, int]]] = {}
     saved = [chunk_tensors(step, rank, chunk)
-             for chunk in range(max(int(step.frame.batch["vpp"][0]), 1))]
+             for chunk in range(step.chunks)]
     needed = {(kind, chunk): operation_temporaries(step, rank, kind, chunk)
-              for kind in (0, 1) for chunk in range(len(saved))}
+              for kind in range(5) for chunk in range(len(saved))}
     order = step.run.orders[rank]
     for i, (kind, chunk, microbatch) in enumerate(order.T.tolist()):
         start, end = float(step.run.start_s[rank][i]), float(step.run.end_s[rank][i])
         where = f"chunk {chunk}, micro-batch {microbatch}"
-        if kind == FORWARD:
+        if kind in IS_FORWARD:
             alive[chunk, microbatch] = [
                 recorder.allocate(name, where, size, start)
                 for name, size in saved[chunk]]
@@ -89,7 +89,7 @@ def snapshot(step: Step, rank: int, *, max_events: int = MAX_EVENTS) -> dict[str
                   for name, size in needed[kind, chunk]]
         for tensor in beside:
             recorder.free(tensor, end)
-        if kind != FORWARD:
+        if kind in RELEASES:
             for tensor in alive.pop((chunk, microbatch)):
                 recorder.free(tensor, end)
         if len(recorder.events or ()) > max_events:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simcore.events.queue import FORWARD
+from simcore.events.queue import IS_FORWARD, RELEASES
 from simcore.events.step import Step
 from simcore.frame import Frame
 from simcore.memory import PHASES, rank_bytes
@@ -55,13 +55,12 @@ def memory_track(step: Step, rank: int) -> MemoryTrack:
     beside = {name: float(held.moments[i, 0]) for i, name in enumerate(PHASES[:-1])}
     in_backward = max(beside["backward"], beside["recompute"])
     in_transit = float(held.beside[0])
-    last_chunk = max(int(step.frame.batch["vpp"][0]), 1) - 1
     times, levels, alive = [0.0], [static], 0.0
     for (kind, chunk, _), start, end in zip(
             step.run.orders[rank].T.tolist(), step.run.start_s[rank].tolist(),
             step.run.end_s[rank].tolist(), strict=True):
-        has_head = rank == step.pp - 1 and chunk == last_chunk
-        if kind == FORWARD:
+        has_head = step.is_last(rank, chunk)
+        if kind in IS_FORWARD:
             alive += chunks[chunk]
             needed = beside["forward"]
         else:
@@ -70,7 +69,7 @@ def memory_track(step: Step, rank: int) -> MemoryTrack:
             needed = max(in_backward, beside["head"]) if has_head else in_backward
         times += [start, end]
         levels.append(static + alive + in_transit + needed)
-        if kind != FORWARD:
+        if kind in RELEASES:
             alive -= chunks[chunk]
         levels.append(static + alive)
     times += [step.barrier_s, step.end_s]

@@ -7,11 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from simcore.events.queue import FORWARD
+from simcore.events.queue import IS_FORWARD, WEIGHT_GRADIENT
 from simcore.events.step import Step
-from simcore.layer_costs import NOT_CHECKPOINTED, RECOMPUTED_BY, Times
+from simcore.layer_costs import (
+    NOT_CHECKPOINTED,
+    RECOMPUTED_BY,
+    WEIGHT_GRADIENT_NAMES,
+    Times,
+)
 from simcore.layout import layouts
 from simcore.operators.base import Op, Phase, Term
+from simcore.schedule.split import DUAL_KINDS, INPUT_GRADIENT
 
 AFTER: dict[str, tuple[str, ...]] = {
     "cp": ("rope", "kv_up", "q_up", "qkv"),
@@ -140,7 +146,7 @@ def operator_spans(step: Step, *, kind: int, rank: int, chunk: int) -> tuple[Ope
     ----------
     step : Step
     kind : int
-        0 forward, 1 backward (recomputation included).
+        See `simcore.schedule.split`; recomputation belongs to backward.
     rank, chunk : int
         Pipeline rank, and chunk of it.
 
@@ -153,12 +159,16 @@ def operator_spans(step: Step, *, kind: int, rank: int, chunk: int) -> tuple[Ope
     costs = step.frame.costs
     u = int(step.frame.local_index[0])
     kinds, whole = chunk_layers(step, rank, chunk)
-    last_chunk = chunk == max(int(step.frame.batch["vpp"][0]), 1) - 1
-    has_embedding, has_head = rank == 0 and chunk == 0, rank == step.pp - 1 and last_chunk
+    has_embedding, has_head = step.is_first(rank, chunk), step.is_last(rank, chunk)
     c = int(step.classes[rank])
-    mtp = int(step.frame.mtp_here(c)[0]) if last_chunk and step.frame.has_mtp else 0
+    holds_mtp = has_head if step.kind in DUAL_KINDS else chunk == step.chunks - 1
+    mtp = int(step.frame.mtp_here(c)[0]) if holds_mtp and step.frame.has_mtp else 0
+    if kind == WEIGHT_GRADIENT:
+        parts = [costs.head] * has_head + [costs.layer_costs[k].times for k in reversed(kinds)]
+        return _placed([piece for part in parts for piece in _backward(part, u, -1)
+                        if piece.name.endswith(WEIGHT_GRADIENT_NAMES)])
     pieces: list[_Piece] = []
-    if kind == FORWARD:
+    if kind in IS_FORWARD:
         if has_embedding:
             pieces += _forward(costs.embedding, u, -1)
         for layer, k in enumerate(kinds):
@@ -179,25 +189,27 @@ def operator_spans(step: Step, *, kind: int, rank: int, chunk: int) -> tuple[Ope
             pieces += _selected(step, times, u, layer) + _backward(times, u, layer)
         if has_embedding:
             pieces += _backward(costs.embedding, u, -1)
-    pieces += _sends(step, kind, rank, chunk, last_chunk=last_chunk)
+        if kind == INPUT_GRADIENT:
+            pieces = [p for p in pieces if p.phase != "backward"
+                      or not p.name.endswith(WEIGHT_GRADIENT_NAMES)]
+    pieces += _sends(step, kind, rank, chunk)
     return _placed(pieces)
 
 
-def _sends(step: Step, kind: int, rank: int, chunk: int, *, last_chunk: bool) -> list[_Piece]:
+def _sends(step: Step, kind: int, rank: int, chunk: int) -> list[_Piece]:
     """Exposed traffic of ZeRO, and the send where it blocks."""
     timing, found = step.timing, []
     ends = timing.classes[int(step.classes[rank])][2]
-    zero = float((ends.forward_s if kind == FORWARD else ends.backward_s)[0])
+    zero = float((ends.forward_s if kind in IS_FORWARD else ends.backward_s)[0])
     if zero > 0:
         found.append(_Piece("zero_exposed", "zero", "data parallel",
-                            "forward" if kind == FORWARD else "backward", -1,
-                            zero / max(int(step.frame.batch["vpp"][0]), 1)))
-    at_end = (rank == step.pp - 1 and last_chunk) if kind == FORWARD else (
-        rank == 0 and chunk == 0)
+                            "forward" if kind in IS_FORWARD else "backward", -1,
+                            zero / step.chunks))
+    at_end = step.is_last(rank, chunk) if kind in IS_FORWARD else step.is_first(rank, chunk)
     blocking = float(timing.blocking_s[0])
     if step.pp > 1 and not at_end and blocking > 0:
         found.append(_Piece("send", "pipeline", "pipeline parallel",
-                            "forward" if kind == FORWARD else "backward", -1, blocking,
+                            "forward" if kind in IS_FORWARD else "backward", -1, blocking,
                             bytes=float(step.frame.boundary_bytes[0])))
     return found
 

@@ -7,15 +7,25 @@ its rank is free and its input has arrived, and nothing else. It is slow and eas
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from simcore.schedule.split import (
+    BACKWARD,
+    FORWARD,
+    PAIRED_FORWARD,
+    WEIGHT_GRADIENT,
+)
 from simcore.typing import FloatArray, IntArray
 
-FORWARD, BACKWARD = 0, 1
-"""Row 0 of an order (see `simcore.schedule.orders.rank_order`)."""
+__all__ = ["BACKWARD", "FORWARD", "IS_FORWARD", "RELEASES", "WEIGHT_GRADIENT", "Run",
+           "run_orders"]
+IS_FORWARD = (FORWARD, PAIRED_FORWARD)
+RELEASES = (BACKWARD, WEIGHT_GRADIENT)
+"""Operations after which a micro-batch's activations are gone."""
 
 _Key = tuple[int, int, int, int]
 
@@ -27,7 +37,7 @@ class Run:
     Parameters
     ----------
     orders : tuple of ndarray, shape (3, ops) each
-        What each rank did: kind (0 forward, 1 backward), chunk of the rank, micro-batch.
+        What each rank did: kind (see `simcore.schedule.split`), chunk of the rank, micro-batch.
     start_s, end_s : tuple of ndarray, shape (ops,) each
         When, from the start of the step [s].
     """
@@ -48,7 +58,8 @@ class Run:
 
 
 def run_orders(orders: Sequence[IntArray], *, vpp: int, forward_s: FloatArray,
-               backward_s: FloatArray, edge_s: float) -> Run:
+               backward_s: FloatArray, edge_s: float, weight_s: FloatArray | None = None,
+               ways: Sequence[Sequence[tuple[int, int]]] | None = None) -> Run:
     """Run what each rank has to do, in its order.
 
     Parameters
@@ -62,23 +73,34 @@ def run_orders(orders: Sequence[IntArray], *, vpp: int, forward_s: FloatArray,
     edge_s : float
         From the end of an operation until its result is on the next rank [s]; the sender goes on
         meanwhile.
+    weight_s : ndarray, shape (pp, vpp), optional
+        The weights' share of a backward, in orders that split it [s].
+    ways : sequence of sequence of (rank, chunk), optional
+        Ways of the micro-batches; the one of virtual stages where it is left out.
 
     Raises
     ------
     ValueError
         The ranks wait for one another for ever.
     """
-    return _Pipeline(orders, vpp, (forward_s, backward_s), edge_s).run()
+    pp = len(orders)
+    weight = np.zeros_like(backward_s) if weight_s is None else weight_s
+    # A pair's forward has its own time, and its backward follows at once.
+    durations = (forward_s, backward_s, backward_s - weight, weight, forward_s)
+    plain = [[(stage % pp, stage // pp) for stage in range(pp * vpp)]]
+    return _Pipeline(orders, durations, edge_s, plain if ways is None else ways).run()
 
 
 class _Pipeline:
     """State of a simulation: each rank's place in its order, and the inputs that have arrived."""
 
-    def __init__(self, orders: Sequence[IntArray], vpp: int,
-                 durations_s: tuple[FloatArray, FloatArray], edge_s: float) -> None:
+    def __init__(self, orders: Sequence[IntArray], durations_s: tuple[FloatArray, ...],
+                 edge_s: float, ways: Sequence[Sequence[tuple[int, int]]]) -> None:
         self.orders = tuple(orders)
         self.operations = [list(zip(*order.tolist(), strict=True)) for order in orders]
-        self.pp, self.vpp, self.edge_s = len(orders), vpp, edge_s
+        self.pp, self.edge_s = len(orders), edge_s
+        self.after = {a: b for way in ways for a, b in itertools.pairwise(way)}
+        self.before = {b: a for a, b in self.after.items()}
         self.durations_s = tuple(d.tolist() for d in durations_s)
         self.at = [0] * self.pp
         self.busy = [False] * self.pp
@@ -115,9 +137,10 @@ class _Pipeline:
         at, own = self.at[rank], self.operations[rank]
         if self.busy[rank] or at >= len(own):
             return
-        kind, chunk, microbatch = own[at]
-        key = (rank, kind, chunk, microbatch)
-        if not self._is_source(key) and key not in self.arrived:
+        kind, chunk, _ = own[at]
+        # A pair waits for both of its inputs.
+        needed = own[at:at + 2] if kind == PAIRED_FORWARD else own[at:at + 1]
+        if not all(self._is_there(rank, *operation) for operation in needed):
             return
         self.at[rank], self.busy[rank] = at + 1, True
         end = now + self.durations_s[kind][rank][chunk]
@@ -125,24 +148,36 @@ class _Pipeline:
         self.end[rank].append(end)
         self._push(end, rank)
 
-    def _is_source(self, key: _Key) -> bool:
-        """Whether an operation waits for nothing: the first stage's forward reads the data."""
-        rank, kind, chunk, _ = key
-        return kind == FORWARD and rank == 0 and chunk == 0
+    def _is_there(self, rank: int, kind: int, chunk: int, microbatch: int) -> bool:
+        """Whether an operation has its input: the first stage's forward reads the data, and a
+        weights' gradient follows the input's on its own rank."""
+        if kind == WEIGHT_GRADIENT:
+            return True
+        if kind in IS_FORWARD:
+            return (rank, chunk) not in self.before or (
+                rank, FORWARD, chunk, microbatch) in self.arrived
+        return (rank, BACKWARD, chunk, microbatch) in self.arrived
 
     def _announce(self, rank: int, now: float) -> None:
-        """Hand on what a rank's latest operation made."""
-        kind, chunk, microbatch = self.operations[rank][self.at[rank] - 1]
-        stage = chunk * self.pp + rank
-        last = self.vpp * self.pp - 1
-        if kind == FORWARD and stage == last:
-            self.arrived.add((rank, BACKWARD, chunk, microbatch))
+        """Hand on what a rank's latest operation made; a pair hands on both at its end."""
+        at, own = self.at[rank], self.operations[rank]
+        if own[at - 1][0] == PAIRED_FORWARD:
             return
-        to = stage + 1 if kind == FORWARD else stage - 1
-        if to < 0:
+        if at > 1 and own[at - 2][0] == PAIRED_FORWARD:
+            self._hand_on(rank, now, *own[at - 2])
+        self._hand_on(rank, now, *own[at - 1])
+
+    def _hand_on(self, rank: int, now: float, kind: int, chunk: int, microbatch: int) -> None:
+        if kind == WEIGHT_GRADIENT:
             return
-        receiver = to % self.pp
-        key = (receiver, kind, to // self.pp, microbatch)
+        forward = kind in IS_FORWARD
+        to = (self.after if forward else self.before).get((rank, chunk))
+        if to is None:
+            if forward:
+                self.arrived.add((rank, BACKWARD, chunk, microbatch))
+            return
+        receiver, its_chunk = to
+        key = (receiver, FORWARD if forward else BACKWARD, its_chunk, microbatch)
         if receiver == rank:
             self.arrived.add(key)
         else:

@@ -11,6 +11,7 @@ from simcore.frame import Frame
 from simcore.inputs.fields import FIELD
 from simcore.prediction import Prediction
 from simcore.schedule.orders import rank_order
+from simcore.schedule.split import DUAL_KINDS, routes
 from simcore.timing import Timing
 from simcore.typing import FloatArray, IntArray
 
@@ -51,6 +52,29 @@ class Step:
     def pp(self) -> int:
         """Pipeline ranks."""
         return len(self.run.orders)
+
+    @property
+    def kind(self) -> str:
+        """The pipeline schedule."""
+        return FIELD["schedule"].choices[int(self.frame.batch["schedule"][0])]
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that a rank holds."""
+        return int(self.frame.chunks[0])
+
+    @property
+    def ways(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Ways of the micro-batches: (rank, chunk) in order."""
+        return routes(self.kind, self.pp, self.chunks)
+
+    def is_first(self, rank: int, chunk: int) -> bool:
+        """Whether a chunk has the embedding."""
+        return any(way[0] == (rank, chunk) for way in self.ways)
+
+    def is_last(self, rank: int, chunk: int) -> bool:
+        """Whether a chunk has the head."""
+        return any(way[-1] == (rank, chunk) for way in self.ways)
 
     @property
     def num_ranks(self) -> int:
@@ -95,12 +119,16 @@ def simulate_step(prediction: Prediction) -> Step:
     pp, vpp = int(strategy.pp or 1), int(strategy.vpp or 1)
     m = int(frame.microbatches[0])
     kind = FIELD["schedule"].choices[int(frame.batch["schedule"][0])]
-    forward, backward, classes = timing.rank_work(np.zeros(1, np.int64), pp, vpp)
+    vpp = 2 if kind in DUAL_KINDS else vpp
+    row = np.zeros(1, np.int64)
+    forward, backward, classes = timing.rank_work(row, pp, vpp)
     orders = [rank_order(kind, pp=pp, vpp=vpp, num_microbatches=m,
                          group_size=int(frame.batch["microbatch_group_size"][0]), rank=rank)
               for rank in range(pp)]
     run = run_orders(orders, vpp=vpp, forward_s=forward[..., 0], backward_s=backward[..., 0],
-                     edge_s=float(timing.edge_s[0]))
+                     edge_s=float(timing.edge_s[0]),
+                     weight_s=timing.weight_work(row, pp, vpp)[..., 0],
+                     ways=routes(kind, pp, vpp))
     ends = [timing.classes[c][2] for c in classes[:, 0].tolist()]
     reduce, optimizer, gather = (np.array([float(getattr(e, name)[0]) for e in ends])
                                  for name in ("reduce_s", "optimizer_s", "gather_s"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.events.operators import chunk_layers
-from simcore.events.queue import FORWARD
+from simcore.events.queue import IS_FORWARD
 from simcore.events.step import Step
 from simcore.frame import Frame
 from simcore.memory import PHASES, RankBytes, class_memory, rank_bytes
@@ -60,9 +60,8 @@ def operation_temporaries(step: Step, rank: int, kind: int, chunk: int) -> Named
     """Return what an operation holds beside the saves, at its worst moment [B]."""
     held = _held(step, rank)
     beside = {name: float(held.moments[i, 0]) for i, name in enumerate(PHASES[:-1])}
-    last = max(int(step.frame.batch["vpp"][0]), 1) - 1
-    has_head = rank == step.pp - 1 and chunk == last
-    moments = ["forward"] if kind == FORWARD else ["backward", "recompute"] + (
+    has_head = step.is_last(rank, chunk)
+    moments = ["forward"] if kind in IS_FORWARD else ["backward", "recompute"] + (
         ["head"] if has_head else [])
     worst = max(moments, key=lambda name: beside[name])
     found = [(f"temporaries of {worst}", beside[worst]),

@@ -88,7 +88,6 @@ RECOMPUTE_MODULES = ("full", "core_attn", "mlp", "layernorm", "moe", "moe_act", 
                      "shared_experts", "selective_op")
 CUDA_GRAPH_SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess")
 
-_LATER = "not there yet"
 _int, _float, _bool, _enum = Kind.INT, Kind.FLOAT, Kind.BOOL, Kind.ENUM
 
 _WORK = (
@@ -107,7 +106,8 @@ _PARALLEL = (
     Field("tp", _int, "Tensor-parallel size.", "1", "parallelism", minimum=1, maximum=4096),
     Field("cp", _int, "Context-parallel size.", "1", "parallelism", minimum=1, maximum=4096),
     Field("pp", _int, "Pipeline-parallel size.", "1", "parallelism", minimum=1, maximum=4096),
-    Field("vpp", _int, "Model chunks a pipeline rank holds (1: not interleaved).", "1",
+    Field("vpp", _int, "Model chunks a pipeline rank holds (1: not interleaved).",
+          "1; 2 under dualpipev",
           "parallelism", minimum=1, maximum=1024),
     Field("ep", _int, "Expert-parallel size.", "1", "parallelism", minimum=1, maximum=4096),
     Field("etp", _int, "Tensor-parallel size of the experts.",
@@ -124,8 +124,7 @@ _PARALLEL = (
           minimum=1, maximum=2**20),
     Field("cp_comm", _enum, "How context-parallel ranks exchange keys and values "
           "(--cp-comm-type).", "p2p; all_gather in a model with sliding windows", "parallelism",
-          ("p2p", "all_gather", "a2a", "a2a+p2p"),
-          not_modelled={"a2a+p2p": f"hierarchical context parallelism is {_LATER}"}),
+          ("p2p", "all_gather", "a2a", "a2a+p2p")),
     Field("rank_order", _enum, "Order in which ranks are laid out over the cluster, fastest "
           "first (tp-cp-pp-dp: --use-tp-pp-dp-mapping).", "tp-cp-dp-pp", "parallelism",
           ("tp-cp-dp-pp", "tp-cp-pp-dp")),
@@ -141,8 +140,7 @@ _PIPELINE = (
           "multi-token prediction; or Megatron's 'Et*4|(t*4|)*14tmL'), 'auto' for the most "
           "balanced split, 'none' for the even one.", "none", "pipeline"),
     Field("schedule", _enum, "Pipeline schedule.", "interleaved where vpp > 1, else 1f1b",
-          "pipeline", ("1f1b", "interleaved", "gpipe", "zero-bubble", "dualpipe", "dualpipev"),
-          not_modelled={"zero-bubble": _LATER, "dualpipe": _LATER, "dualpipev": _LATER}),
+          "pipeline", ("1f1b", "interleaved", "gpipe", "zero-bubble", "dualpipe", "dualpipev")),
     Field("microbatch_group_size", _int, "Micro-batches that a virtual stage runs in a row "
           "(--microbatch-group-size-per-virtual-pipeline-stage).", "pp", "pipeline",
           minimum=1, maximum=2**20),

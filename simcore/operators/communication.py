@@ -10,7 +10,7 @@ from simcore.inputs.model import AttentionKind, LayerKind, MlpKind
 from simcore.local import Local
 from simcore.operators.attention import key_value_width, query_width
 from simcore.operators.base import Op, Phase, Term, make
-from simcore.placement import Placement
+from simcore.placement import Group, Placement, place
 from simcore.typing import FloatArray, Num
 
 GROUPED_DISPATCH_EFFICIENCY = 1.25
@@ -107,10 +107,34 @@ def context_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> li
                        size * local.tokens * (key_value + query_output), group) * rounds
         exposed = np.select([kind_of == code("cp_comm", "p2p"),
                              kind_of == code("cp_comm", "all_gather")], [ring, gathered], swap)
+        if np.any(kind_of == code("cp_comm", "a2a+p2p")):
+            exposed = np.where(
+                kind_of == code("cp_comm", "a2a+p2p"),
+                _two_levels(local, block, size * local.tokens * (key_value + query_output),
+                            rounds, core[phase]), exposed)
         exposed = np.where(cp > 1, exposed, 0.0)
         ops.append(make(local, f"cp_{phase.value}", "core_attn", phase, exposed, term=Term.CP,
                         bytes_moved=rounds * block * (cp - 1)))
     return ops
+
+
+def _two_levels(local: Local, block: FloatArray, heads: FloatArray, rounds: float,
+                core: FloatArray) -> FloatArray:
+    """Hierarchical context parallelism: heads are exchanged inside, blocks go around outside.
+
+    An exchange inside leaves each rank the tokens of its level and a part of the heads, which
+    is as many bytes to pass around the outer ring as before (Transformer Engine,
+    ``context_parallel.py``, ``cp_comm_type="a2a+p2p"``; Fang, Zhao, arXiv 2405.07719).
+    """
+    inner = local.cp_inner
+    outer = np.maximum(local.batch["cp"] // inner, 1)
+    network, tp = local.system.network, local.batch["tp"]
+    swap = rounds * seconds(local, Collective.ALL_TO_ALL, heads, place(Group(inner, tp), network))
+    step = seconds(local, Collective.P2P, block,
+                   place(Group(np.minimum(outer, 2), tp * inner), network))
+    ring = (outer - 1) * np.maximum(rounds * step - core / outer, 0.05 * step)
+    total: FloatArray = swap + ring
+    return total
 
 
 def expert_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> list[Op]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simcore.degrees import remainder
-from simcore.inputs.fields import FIELD, FRAMEWORKS, UNSET
+from simcore.degrees import head_exchange_ranks, remainder
+from simcore.inputs.fields import FRAMEWORKS, UNSET
 from simcore.inputs.framework import Profile
 from simcore.inputs.model import AttentionKind
 from simcore.profiles import version_key
@@ -180,7 +180,18 @@ def _cp_comm_needs_cp(c: Context) -> BoolArray:
 
 
 def _hierarchical_cp(c: Context) -> BoolArray:
-    return c.any_of("cp_comm", "a2a+p2p")
+    both = c.any_of("cp_comm", "a2a+p2p")
+    if not both.any():
+        return both
+    groups = c.model.num_attention_heads if c.model.mla else c.model.num_query_groups
+    inner = head_exchange_ranks(c.batch, c.model.num_attention_heads, groups,
+                                c.system.network.domain_size)
+    return mask(both & ((inner < 2) | (c["cp"] <= inner)))
+
+
+def _hierarchical_offered(c: Context) -> BoolArray:
+    return mask(c.any_of("cp_comm", "a2a+p2p")
+                & ~c.any_of("framework", "megatron", "megatron-bridge", "nemo-megatron"))
 
 
 def _a2a_heads(c: Context) -> BoolArray:
@@ -249,9 +260,14 @@ def _a2a_message(c: Context) -> str:
 RULES: tuple[Rule, ...] = (
     make_rule("gpus_given", ("gpus",), _gpus_given, "is needed", ("gpus",)),
     *(_support_rule(degree) for degree in _DEGREES),
-    make_rule("hierarchical_cp_not_modelled", ("cp_comm",), _hierarchical_cp,
-              f"a2a+p2p is not modelled: {FIELD['cp_comm'].not_modelled['a2a+p2p']}",
-              ("cp_comm",)),
+    make_rule("hierarchical_cp_has_two_levels", ("cp_comm", "cp", "tp"), _hierarchical_cp,
+              lambda c: "a2a+p2p exchanges heads inside a scale-up domain and goes around a ring "
+              "outside: a part of cp must divide the heads and query groups of a tensor rank and "
+              f"fit beside tp in {c.system.network.domain_size} GPUs, and leave a ring, got cp "
+              f"{c.number('cp', 0)} and tp {c.number('tp', 0)}", ("cp_comm", "cp", "tp")),
+    make_rule("hierarchical_cp_offered", ("cp_comm", "framework"), _hierarchical_offered,
+              "a2a+p2p is Transformer Engine's: only Megatron's frameworks have it",
+              ("cp_comm", "framework")),
     make_rule("ep_needs_experts", ("ep",), _dense_has_no_experts,
               "must be 1 in a model without experts", ("ep",)),
     make_rule("etp_needs_experts", ("etp",), _dense_has_no_etp,

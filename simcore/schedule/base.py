@@ -11,6 +11,7 @@ import numpy as np
 from simcore.formulas.pipeline import lower_bound_s
 from simcore.schedule.orders import KINDS, in_flight_by_chunk, in_flight_chunks
 from simcore.schedule.plan import Piece, Plan, make_plan
+from simcore.schedule.split import DUAL_KINDS, SPLIT_KINDS
 from simcore.typing import FloatArray, IntArray
 
 __all__ = ["KINDS", "in_flight_by_chunk", "in_flight_chunks", "lower_bound_s", "makespan"]
@@ -21,13 +22,14 @@ _PERIODIC_RTOL = 1e-13
 
 
 def makespan(kind: str, *, pp: int, vpp: int, num_microbatches: int, group_size: int,
-             forward_s: FloatArray, backward_s: FloatArray, edge_s: FloatArray) -> FloatArray:
+             forward_s: FloatArray, backward_s: FloatArray, edge_s: FloatArray,
+             weight_s: FloatArray | None = None) -> FloatArray:
     """Return when each rank finishes its last backward.
 
     Parameters
     ----------
     kind : str
-        '1f1b' (needs vpp=1), 'interleaved' or 'gpipe'.
+        One of `KINDS`; '1f1b' and 'zero-bubble' need vpp=1, the dual ones two chunks (vpp=2).
     pp, vpp : int
         Pipeline ranks, and model chunks of a rank.
     num_microbatches : int
@@ -39,11 +41,15 @@ def makespan(kind: str, *, pp: int, vpp: int, num_microbatches: int, group_size:
     edge_s : ndarray, shape (n,)
         Time from the end of an operation to the start of the one on the next rank that needs
         its result [s]; the send does not keep the rank busy.
+    weight_s : ndarray, shape (pp, vpp, n), optional
+        Of the backward, the weights' gradient, which split schedules may run later [s]; none of
+        it where it is left out.
 
     Returns
     -------
     ndarray, shape (pp, n)
-        Seconds from the start of the first forward on rank 0 [s]. Rank 0 finishes last.
+        Seconds from the start of the first forward on rank 0 [s]. Rank 0 finishes last unless
+        the schedule is a split one.
 
     Raises
     ------
@@ -74,14 +80,26 @@ def makespan(kind: str, *, pp: int, vpp: int, num_microbatches: int, group_size:
     array([[12.],
            [10.]])
     """
-    if kind == "1f1b" and vpp != 1:
-        raise ValueError(f"schedule 1f1b holds one chunk a rank, got vpp {vpp}")
+    if kind not in KINDS:
+        raise ValueError(f"schedule must be one of {', '.join(KINDS)}, got {kind}")
+    chunks = {"1f1b": 1, "zero-bubble": 1, "dualpipe": 2, "dualpipev": 2}.get(kind, vpp)
+    if vpp != chunks:
+        raise ValueError(f"schedule {kind} holds {chunks} chunks a rank, got vpp {vpp}")
     plan = make_plan(kind, pp, vpp, num_microbatches, group_size)
     n = forward_s.shape[-1]
-    # Row chunk*pp + rank of the durations, forwards before backwards, then nothing to do.
-    durations_s = np.zeros((2 * pp * vpp + 1, n))
-    durations_s[:pp * vpp] = forward_s.transpose(1, 0, 2).reshape(pp * vpp, n)
-    durations_s[pp * vpp:-1] = backward_s.transpose(1, 0, 2).reshape(pp * vpp, n)
+    # Row chunk*pp + rank of the durations: forwards, backwards, their parts, pairs, nothing.
+    size = pp * vpp
+    durations_s = np.zeros((5 * size + 1, n))
+    durations_s[:size] = forward_s.transpose(1, 0, 2).reshape(size, n)
+    durations_s[size:2 * size] = backward_s.transpose(1, 0, 2).reshape(size, n)
+    if kind in SPLIT_KINDS:
+        if weight_s is not None:
+            durations_s[3 * size:4 * size] = weight_s.transpose(1, 0, 2).reshape(size, n)
+        durations_s[2 * size:3 * size] = durations_s[size:2 * size] - durations_s[3 * size:
+                                                                                  4 * size]
+    if kind in DUAL_KINDS:
+        other = (backward_s[:, ::-1] + forward_s).transpose(1, 0, 2)
+        durations_s[4 * size:-1] = other.reshape(size, n)
     edges_s = np.broadcast_to(np.asarray(edge_s, dtype=np.float64), (n,))
     longest = max(len(piece.need) for piece in _all_pieces(plan))
     width = max(1, int(_BUFFER_BYTES / (8 * pp * (plan.carry + 2 * longest))))
@@ -105,7 +123,7 @@ class _Run:
         What to evaluate.
     pp : int
         Pipeline ranks.
-    durations_s : ndarray, shape (2*pp*vpp + 1, n)
+    durations_s : ndarray, shape (5*pp*vpp + 1, n)
         Time of each operation [s].
     edge_s : ndarray, shape (n,)
         Time between ranks [s].

@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from simcore.schedule.orders import effective_group, forward_table, positions, warmup_forwards
+from simcore.schedule.split import SPLIT_KINDS, split_durations, split_needs, split_order
 from simcore.typing import IntArray
 
 
@@ -33,7 +34,8 @@ class Levels:
         0 where it needs none or the rank has nothing to do in that level.
     duration : ndarray, shape (levels, pp)
         Row of the operation's duration: chunk*pp + rank for a forward, pp*vpp more for a
-        backward, 2*pp*vpp for nothing (zero).
+        backward, 2 and 3 times as much more for its parts (input, weights), 4 times for a forward
+        with the other chunk's backward, 5*pp*vpp for nothing (zero).
     done : ndarray, shape (levels + 1, pp)
         Operations that a rank has run before a level.
     """
@@ -128,7 +130,7 @@ def build_levels(kind: str, pp: int, vpp: int, num_microbatches: int, group_size
     Parameters
     ----------
     kind : str
-        '1f1b', 'interleaved' or 'gpipe'.
+        One of `simcore.schedule.orders.KINDS`.
     pp, vpp, num_microbatches, group_size : int
         See `simcore.schedule.orders.warmup_forwards`.
 
@@ -137,22 +139,32 @@ def build_levels(kind: str, pp: int, vpp: int, num_microbatches: int, group_size
     ValueError
         Unknown kind, or an order in which the ranks wait for one another for ever.
     """
+    if kind in SPLIT_KINDS:
+        orders = [split_order(kind, pp, num_microbatches, rank) for rank in range(pp)]
+        rank, position = split_needs(kind, pp, vpp, orders)
+        return _levels(rank, position, split_durations(pp, vpp, orders), 5 * pp * vpp)
     group = effective_group(kind, num_microbatches, group_size)
     table = forward_table(vpp, num_microbatches, group)
     warmup = warmup_forwards(kind, pp=pp, vpp=vpp, num_microbatches=num_microbatches,
                              group_size=group_size, rank=np.arange(pp))
     total = table.shape[1]
     rank, position = _needs(pp=pp, vpp=vpp, table=table, warmup=warmup)
+    rows = np.broadcast_to(np.arange(pp)[:, None], (pp, total))
+    steps = np.broadcast_to(np.arange(total), (pp, total))
+    forward_at, backward_at = positions(steps, warmup[:, None], total)
+    operation = np.empty(rank.shape, dtype=np.int64)
+    np.put_along_axis(operation, forward_at, table[0] * pp + rows, axis=1)
+    np.put_along_axis(operation, backward_at, (2 * vpp - 1 - table[0]) * pp + rows, axis=1)
+    return _levels(rank, position, operation, 5 * pp * vpp)
+
+
+def _levels(rank: IntArray, position: IntArray, operation: IntArray, nothing: int) -> Levels:
+    """Put operations with their needs, all (pp, ops), on levels."""
+    pp = len(rank)
     level = np.array(_earliest(rank, position))
     count = int(level.max()) + 1
     rows = np.broadcast_to(np.arange(pp)[:, None], level.shape)
-    steps = np.broadcast_to(np.arange(total), (pp, total))
-    forward_at, backward_at = positions(steps, warmup[:, None], total)
-    operation = np.empty(level.shape, dtype=np.int64)
-    np.put_along_axis(operation, forward_at, table[0] * pp + rows[:, :total], axis=1)
-    np.put_along_axis(operation, backward_at,
-                      (2 * vpp - 1 - table[0]) * pp + rows[:, :total], axis=1)
-    duration = np.full((count, pp), 2 * pp * vpp, dtype=np.intp)
+    duration = np.full((count, pp), nothing, dtype=np.intp)
     duration[level, rows] = operation
     need = np.zeros((count, pp), dtype=np.intp)
     need[level, rows] = np.where(rank >= 0, level[rank, position] * pp + rank + 1, 0)

@@ -1,9 +1,10 @@
 """In which order each pipeline rank runs its forwards and backwards.
 
-Every schedule here is described by two things: a table that lists the forwards of a rank (the
-same on all ranks; the backwards follow it with the chunks reversed), and the number of forwards
-that a rank runs before its first backward. After these warm-up forwards a rank alternates one
-forward and one backward, then runs the backwards that are left.
+Every schedule here, but those of `simcore.schedule.split`, is described by two things: a table
+that lists the forwards of a rank (the same on all ranks; the backwards follow it with the chunks
+reversed), and the number of forwards that a rank runs before its first backward. After these
+warm-up forwards a rank alternates one forward and one backward, then runs the backwards that are
+left.
 
 References
 ----------
@@ -22,10 +23,20 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from simcore.schedule.split import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    PAIRED_FORWARD,
+    SPLIT_KINDS,
+    split_order,
+)
 from simcore.typing import IntArray
 
-KINDS = ("1f1b", "interleaved", "gpipe")
-"""The schedules that are modelled."""
+TABLE_KINDS = ("1f1b", "interleaved", "gpipe")
+"""Schedules that `forward_table` describes."""
+KINDS = (*TABLE_KINDS, *SPLIT_KINDS)
+"""The schedules that are modelled, in the order of the field's values."""
 
 
 @lru_cache(maxsize=256)
@@ -73,7 +84,7 @@ def warmup_forwards(kind: str | npt.NDArray[np.str_], *, pp: int | IntArray, vpp
     Parameters
     ----------
     kind : str or ndarray of str
-        One of `KINDS`.
+        One of `TABLE_KINDS`.
     pp, vpp : int or ndarray
         Pipeline ranks and chunks of a rank.
     num_microbatches : int or ndarray
@@ -94,8 +105,8 @@ def warmup_forwards(kind: str | npt.NDArray[np.str_], *, pp: int | IntArray, vpp
     """
     kinds = np.asarray(kind)
     for name in np.unique(kinds):
-        if name not in KINDS:
-            raise ValueError(f"schedule must be one of {', '.join(KINDS)}, got {name}")
+        if name not in TABLE_KINDS:
+            raise ValueError(f"schedule must be one of {', '.join(TABLE_KINDS)}, got {name}")
     later = np.asarray(pp) - rank - 1
     total = np.asarray(vpp) * num_microbatches
     warmup = np.where(kinds == "1f1b", later, 2 * later + (np.asarray(vpp) - 1) * group_size)
@@ -120,11 +131,13 @@ def in_flight_chunks(kind: str | npt.NDArray[np.str_], *, pp: int | IntArray,
     -------
     ndarray of int64
         1f1b: min(pp - rank, m); interleaved: min(2(pp - rank - 1) + (vpp - 1)N + 1, m vpp);
-        gpipe: m vpp.
+        gpipe: m vpp; zero-bubble: min(pp, m) on every rank, whose weight gradients wait;
+        dualpipe: pp + 1, dualpipev: 2 pp + 1 (a chunk is 1/pp and 1/(2 pp) of the model).
 
     References
     ----------
-    As `warmup_forwards`; arXiv:2104.04473, section 2.2.1, for 1F1B (p micro-batches at most).
+    As `warmup_forwards`; arXiv:2104.04473, section 2.2.1, for 1F1B (p micro-batches at most);
+    arXiv:2401.10241, table 2, for ZB-H1; arXiv:2412.19437, table 2, for DualPipe (PP + 1).
 
     Examples
     --------
@@ -133,9 +146,17 @@ def in_flight_chunks(kind: str | npt.NDArray[np.str_], *, pp: int | IntArray,
     >>> int(in_flight_chunks("interleaved", pp=4, vpp=5, num_microbatches=8, group_size=4, rank=0))
     23
     """
-    warmup = warmup_forwards(kind, pp=pp, vpp=vpp, num_microbatches=num_microbatches,
-                             group_size=group_size, rank=rank)
-    return np.minimum(warmup + 1, np.asarray(vpp) * num_microbatches)
+    kinds = np.asarray(kind)
+    split = np.isin(kinds, SPLIT_KINDS)
+    warmup = warmup_forwards(np.where(split, "1f1b", kinds), pp=pp, vpp=vpp,
+                             num_microbatches=num_microbatches, group_size=group_size, rank=rank)
+    total = np.asarray(vpp) * num_microbatches
+    alive = np.minimum(warmup + 1, total)
+    if not split.any():
+        return alive
+    stages = np.asarray(pp) * np.where(kinds == "dualpipev", 2, 1)
+    return np.where(split, np.where(kinds == "zero-bubble", np.minimum(pp, num_microbatches),
+                                    stages + 1), alive)
 
 
 def effective_group(kind: str, num_microbatches: int, group_size: int) -> int:
@@ -152,9 +173,12 @@ def rank_order(kind: str, *, pp: int, vpp: int, num_microbatches: int, group_siz
     Returns
     -------
     ndarray of int64, shape (3, 2*vpp*num_microbatches)
-        Row 0: 0 for a forward and 1 for a backward; row 1: the chunk (virtual stage) of the
-        rank; row 2: the micro-batch.
+        Row 0: 0 for a forward and 1 for a backward (and 2 and 3 for its parts, see
+        `simcore.schedule.split`); row 1: the chunk (virtual stage) of the rank; row 2: the
+        micro-batch.
     """
+    if kind in SPLIT_KINDS:
+        return split_order(kind, pp, num_microbatches, rank)
     table = forward_table(vpp, num_microbatches,
                           effective_group(kind, num_microbatches, group_size))
     total = table.shape[1]
@@ -207,14 +231,17 @@ def in_flight_by_chunk(kind: str, *, pp: int, vpp: int, num_microbatches: int, g
     """
     kind_of, chunk, _ = rank_order(kind, pp=pp, vpp=vpp, num_microbatches=num_microbatches,
                                    group_size=group_size, rank=rank)
-    step = np.zeros((len(chunk), vpp), dtype=np.int64)
-    step[np.arange(len(chunk)), chunk] = 1 - 2 * kind_of
+    step = np.zeros((len(chunk), max(vpp, int(chunk.max()) + 1)), dtype=np.int64)
+    # What the weight gradient needs lives until it is computed.
+    step[np.arange(len(chunk)), chunk] = np.array([1, -1, 0, -1, 1])[kind_of]
     alive = np.cumsum(step, axis=0)
+    starts_backward = (kind_of[1:] == BACKWARD) | (kind_of[1:] == INPUT_GRADIENT)
     if before_chunk is None:
         # Only a moment between a forward and a backward can be a maximum.
-        moments = alive[:-1][(kind_of[:-1] == 0) & (kind_of[1:] == 1)]
+        ends_forward = (kind_of[:-1] == FORWARD) | (kind_of[:-1] == PAIRED_FORWARD)
+        moments = alive[:-1][ends_forward & starts_backward]
     else:
-        moments = alive[:-1][(chunk[1:] == before_chunk) & (kind_of[1:] == 1)]
+        moments = alive[:-1][(chunk[1:] == before_chunk) & starts_backward]
     first = moments[np.argmax(moments.sum(axis=1))]
     peaks = np.unique(moments, axis=0)
     no_more = (peaks[:, None] <= peaks[None]).all(axis=2)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from simcore.schedule.levels import Levels, build_levels
 from simcore.schedule.orders import effective_group, warmup_forwards
+from simcore.schedule.split import SPLIT_KINDS
 from simcore.typing import IntArray
 
 # With the buffer of `simcore.schedule.base`, what measured fastest at n = 1 and n = 1000.
@@ -160,6 +161,8 @@ def make_plan(kind: str, pp: int, vpp: int, num_microbatches: int, group_size: i
     kind, pp, vpp, num_microbatches, group_size
         See `simcore.schedule.orders.warmup_forwards`.
     """
+    if kind in SPLIT_KINDS:
+        return _whole(build_levels(kind, pp, vpp, num_microbatches, group_size))
     group = effective_group(kind, num_microbatches, group_size)
     period_ops = 2 * group * vpp
     # Enough periods in a block to see a state that repeats only after a round trip through all

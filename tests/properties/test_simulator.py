@@ -39,7 +39,8 @@ CHOICES: dict[str, tuple[float, ...]] = {
     "vpp": (1, 1, 2, 4), "ep": (1, 2, 4, 8, 16), "etp": (1, 1, 2), "mbs": (1, 2, 4),
     "seq_len": (1024, 4096, 8192), "gbs": (UNSET, 64, 256), "zero": (UNSET, 0, 1, 2, 3),
     "sp": (UNSET, 0, 1), "cp_comm": (UNSET, 0, 1, 2), "rank_order": (0, 1),
-    "schedule": (UNSET, UNSET, code("schedule", "gpipe")), "recompute_unit_layers": (UNSET, 2),
+    "schedule": (UNSET, UNSET, *(code("schedule", kind) for kind in (
+        "gpipe", "zero-bubble", "dualpipe", "dualpipev"))), "recompute_unit_layers": (UNSET, 2),
     "recompute_layers": (UNSET, UNSET, 4), "mtp": (0, UNSET),
     "recompute": (0, 0, *(RECOMPUTE_BIT[m] for m in RECOMPUTE_BIT if m != "selective_op"),
                   RECOMPUTE_BIT["layernorm"] | RECOMPUTE_BIT["moe_act"]),
@@ -208,8 +209,11 @@ def test_parameters_of_all_ranks_are_the_models(name: str, seed: int) -> None:
     vocabulary = float(padded_vocab(model, 1)) * model.hidden_size
     ends = 1 if model.tied_embeddings else 2
     padding = ends * (vocabulary - model.vocab_size * model.hidden_size)
-    copies = np.where(model.tied_embeddings & (batch["pp"] > 1), vocabulary, 0.0)
-    np.testing.assert_array_equal(total, total_parameters(model) + padding + copies)
+    # A rank that holds both ends has a tied embedding once; DualPipe holds everything twice.
+    dual = batch["schedule"] >= code("schedule", "dualpipe")
+    copies = np.where(model.tied_embeddings & (batch["pp"] > 1) & ~dual, vocabulary, 0.0)
+    twice = np.where(batch["schedule"] == code("schedule", "dualpipe"), 2.0, 1.0)
+    np.testing.assert_array_equal(total, twice * (total_parameters(model) + padding + copies))
 
 
 @HOLDS

@@ -98,7 +98,7 @@ def test_inputs_are_left_alone_and_no_candidates_are_fine():
     assert run(case, case.times(0)).shape == (4, 0)
 
 
-@pytest.mark.parametrize("kind", ["1f1b", "dualpipe"])
+@pytest.mark.parametrize("kind", ["1f1b", "zero-bubble", "some-other"])
 def test_bad_schedules_are_refused(kind):
     with pytest.raises(ValueError, match="schedule"):
         run(Case(kind, 2, 2, 4, 2, 0, ""), (np.ones((2, 2, 1)), np.ones((2, 2, 1)), np.zeros(1)))

@@ -75,4 +75,4 @@ def test_in_flight_takes_arrays():
 
 def test_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="schedule must be one of"):
-        in_flight_chunks("dualpipe", pp=2, vpp=1, num_microbatches=2, group_size=2, rank=0)
+        in_flight_chunks("some-other", pp=2, vpp=1, num_microbatches=2, group_size=2, rank=0)
