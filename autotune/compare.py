@@ -121,7 +121,12 @@ class Library:
             changes = _hardware_changes(hardware)
             if changes:
                 accelerator = system.accelerator.model_copy(update=changes)
-                system = system.model_copy(update={"accelerator": accelerator})
+                # Dynamic power goes with the cube of the clock, voltage following frequency.
+                slower = (accelerator.power_w / system.accelerator.power_w) ** (1.0 / 3.0)
+                efficiency = system.efficiency.model_copy(update={
+                    "sustained_frac": min(1.0, system.efficiency.sustained_frac * slower)})
+                system = system.model_copy(update={"accelerator": accelerator,
+                                                   "efficiency": efficiency})
             self._systems[key] = system
         return self._systems[key]
 

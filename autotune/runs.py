@@ -29,6 +29,8 @@ RENAMED = {"release": "framework_version"}
 RECOMPUTE_OF_MODE = {"selective_op": "selective_op", "every_2nd_layer": "full"}
 COMPOSER_VERSION = "2023"
 """Version of the `fsdp` framework whose profile describes llm-foundry's runs."""
+ALEPH_EAGER_VERSION = "2022"
+"""Version of `aleph-alpha-scaling` whose unfused attention is eager."""
 REDUCTION_OF_MODE = {"PURE": "bf16", "DEFAULT": "fp32"}
 """Composer's FSDP modes: PURE reduces gradients in bf16, DEFAULT in fp32
 (`composer.trainer.mosaic_fsdp_utils.get_mixed_precision`)."""
@@ -133,7 +135,13 @@ def translate(cells: Mapping[str, str], extras: Mapping[str, str]
         fields.setdefault("grad_dtype", REDUCTION_OF_MODE[conditions["mp_mode"]])
         # Composer's modes: llm-foundry on PyTorch's first FSDP, with FlashAttention 1.
         fields.setdefault("framework_version", COMPOSER_VERSION)
+    if conditions.get("compile") == "0":
+        # torch.compile is what fuses them.
+        for name in ("fused_norm", "fused_rope", "fused_swiglu"):
+            fields.setdefault(name, "false")
     if fields.get("framework") == "aleph-alpha-scaling" and "kernel" in conditions:
+        if conditions["kernel"] == "torch":
+            fields.setdefault("framework_version", ALEPH_EAGER_VERSION)
         # The kernel's suffix says whether FlashAttention's fused RMSNorm was used with it.
         fields.setdefault("fused_norm", str(conditions["kernel"].endswith("+rms")).lower())
     return fields, conditions

@@ -28,7 +28,8 @@ def time_terms(timing: Timing, step_s: FloatArray) -> dict[str, FloatArray]:
     """Split the step of the busiest stage into the terms of `TIME_TERMS`, (n,) each [s]."""
     chosen = busiest_class(timing)
     terms = _class_terms(timing, chosen)
-    terms["other_s"] = terms["other_s"] + timing.overhead_s
+    waiting = step_s * (1.0 - 1.0 / timing.stragglers)
+    terms["other_s"] = terms["other_s"] + timing.overhead_s + waiting
     spent = sum(terms.values(), np.zeros(len(step_s)))
     terms["bubble_s"] = np.maximum(step_s - spent, 0.0)
     return {name: terms[name] for name in TIME_TERMS}

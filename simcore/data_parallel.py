@@ -78,6 +78,7 @@ def _collectives(frame: Frame, parameters: FloatArray, expert: bool) -> _Collect
     gather = np.where(zero >= 1, time(Collective.ALL_GATHER, parameters * width), 0.0)
     # A library that does not reach the network's rate across nodes is bound by its own.
     own = frame.spread(frame.local.software("data_parallel_gb_per_s")) * GB
+    own = own * np.sqrt(group.per_node / np.maximum(group.nodes, 1))
     bound = (own > 0) & (group.nodes > 1)
     if np.any(bound):
         moved = (ranks - 1) / np.maximum(ranks, 1) / np.maximum(own, 1.0)

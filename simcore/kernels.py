@@ -42,14 +42,16 @@ def matmul_flops_per_s(local: Local, *, fp8: bool = True) -> FloatArray:
     block = np.where(local.precision_is("fp8-block", "fp8-rowwise"), 0.9, 1.0)
     four = accelerator.peak_fp4_tflops * sustained * efficiency.gemm_fp4_frac
     reached = np.where(local.precision_is("nvfp4"), max(four, 1.0), max(low, 1.0) * block)
-    return np.where(local.is_fp8 & fp8, reached, rate)
+    return np.where(local.is_fp8 & fp8, reached * local.software("fp8_rate_frac"), rate)
 
 
 def elementwise(local: Local, name: str, module: str, phase: Phase, bytes_moved: Num, *,
                 kernels: Num = 1.0) -> Op:
     """Build a memory-bound operator."""
-    seconds = np.asarray(bytes_moved) / memory_bytes_per_s(local) + kernels * launch_s(local)
-    return make(local, name, module, phase, seconds, bytes_moved=bytes_moved)
+    passes = local.software("elementwise_passes")
+    moved = passes * bytes_moved
+    seconds = moved / memory_bytes_per_s(local) + kernels * launch_s(local)
+    return make(local, name, module, phase, seconds, bytes_moved=moved)
 
 
 def cast_bytes_per_value(local: Local) -> FloatArray:

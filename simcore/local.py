@@ -72,6 +72,15 @@ class Local:
         values: FloatArray = table[self.profile_index]
         return values
 
+    @cached_property
+    def attention_rate_frac(self) -> FloatArray:
+        """Rate of the profile's fused attention on this architecture, shape (u,)."""
+        architecture = self.system.accelerator.architecture
+        rates = [p.attention_rate_frac for p in self.profiles]
+        table = np.array([r.get(architecture, 1.0) if isinstance(r, dict) else r for r in rates])
+        values: FloatArray = table[self.profile_index]
+        return values
+
     def style_is(self, style: str) -> BoolArray:
         """Tell where the profile has this memory style, shape (u,)."""
         styles = np.array([p.memory_style.value == style for p in self.profiles])

@@ -118,6 +118,15 @@ class Timing:
         """Once a step, (n,) [s]."""
         return self.frame.spread(self.frame.local.software("step_overhead_us")) * MICRO
 
+    @cached_property
+    def stragglers(self) -> FloatArray:
+        """Step over that of one node: each doubling of the nodes adds a share, (n,)."""
+        frame = self.frame
+        nodes = np.maximum(frame.batch["gpus"] / frame.system.network.gpus_per_node, 1.0)
+        share: FloatArray = 1.0 + frame.spread(
+            frame.local.software("straggler_frac")) * np.log2(nodes)
+        return share
+
     def class_work(self, c: Class) -> tuple[FloatArray, FloatArray]:
         """Forward and backward of a micro-batch through all chunks of a rank, (n,) [s]."""
         frame, tables = self.frame, self.frame.tables
@@ -194,7 +203,7 @@ class Timing:
         end = np.where(frame.is_split, alone,
                        np.maximum(whole + self.classes[0][2].reduce_s, alone))
         # The recurrence adds the same numbers in another order.
-        return (end + self.post_s + self.overhead_s) * (1.0 - 1e-12)
+        return (end + self.post_s + self.overhead_s) * self.stragglers * (1.0 - 1e-12)
 
     def _is_plain(self) -> BoolArray:
         """Rows of 1F1B whose `_before` is exact: no ZeRO traffic in a micro-batch, and MTP, where
@@ -234,7 +243,7 @@ class Timing:
         for i, at_row in enumerate(first.tolist()):
             rows = np.nonzero(inverse == i)[0]
             end[rows] = self._pipeline_end_s(rows, *(int(column[at_row]) for column in columns))
-        return end + self.post_s + self.overhead_s
+        return (end + self.post_s + self.overhead_s) * self.stragglers
 
     def _pipeline_end_s(self, rows: IntArray, schedule: int, pp: int, vpp: int, group_size: int,
                         m: int) -> FloatArray:

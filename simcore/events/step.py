@@ -134,4 +134,5 @@ def simulate_step(prediction: Prediction) -> Step:
                                  for name in ("reduce_s", "optimizer_s", "gather_s"))
     barrier = float((run.ends_s + reduce).max())
     end = barrier + float((optimizer + gather).max()) + float(timing.overhead_s[0])
+    end *= float(timing.stragglers[0])
     return Step(prediction, timing, run, classes[:, 0], reduce, optimizer, gather, barrier, end)

@@ -10,6 +10,7 @@ from pydantic import Field
 from simcore.inputs.model import Frozen
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
 
 
 class MemoryStyle(StrEnum):
@@ -47,7 +48,9 @@ class Profile(Frozen):
     gradient_all_reduce: bool = False
     """Gradients are all-reduced although their owners are sharded."""
     data_parallel_gb_per_s: Annotated[float, Field(ge=0, le=1e4)] = 0
-    """What the library's data-parallel collectives reach a GPU across nodes; 0: the network's."""
+    """What the library's data-parallel collectives reach a GPU across nodes, with as many members
+    on a node as there are nodes; it goes with the root of members over nodes: members share a
+    node's NICs, and paths collide where there are many nodes. 0: the network's."""
     logits_gathered: bool = False
     """Every tensor rank holds the logits of the whole vocabulary."""
     norm_keeps_fp32: bool = False
@@ -60,9 +63,22 @@ class Profile(Frozen):
     overlap_grad_reduce_share: Share = 0.9
     """Share of the gradient reduction that backward can hide at most."""
     overlap_param_gather_share: Share = 0.9
-    attention_rate_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Rate of its fused attention kernel over the system's; FlashAttention 1 runs at about half
-    of 2 (Dao, arXiv 2307.08691, figures 4 to 6)."""
+    attention_rate_frac: Rate | dict[str, Rate] = 1.0
+    """Rate of its fused attention kernel over the system's, or that by architecture (1 where it
+    is not named): FlashAttention 2 has no kernels for Hopper's and Blackwell's units
+    (FlashAttention-3, arXiv 2407.08608, figure 5)."""
+    fp8_rate_frac: Rate = 1.0
+    """Rate of its fp8 products, with what they wait for, over the newest libraries'."""
+    elementwise_passes: Annotated[float, Field(ge=1, le=5)] = 1.0
+    """Traffic of its element-wise kernels over the fused ones', where the switches of fusion do
+    not say it: eager kernels, casts and copies between them."""
+    moe_passes: Annotated[float, Field(ge=1, le=5)] = 1.0
+    """Traffic of its router and permutation over what the rows alone need: padding,
+    probabilities, masks and the copies between the kernels."""
+    softmax_passes: Annotated[float, Field(ge=1, le=5)] = 1.0
+    """Traffic over the scores of its unfused attention, over a fused scale, mask and softmax."""
+    straggler_frac: Annotated[float, Field(ge=0, le=0.05)] = 0.0035
+    """Growth of a step with each doubling of the nodes: the slowest one sets the pace."""
     tp_overlap_share: Share = 0.65
     tp_backward_hidden_share: Share = 0.5
     """Of a collective that starts beside a product of backward, at most, by the product's time

@@ -12,6 +12,9 @@ from simcore.local import Local
 from simcore.operators.base import Op, Phase, make
 from simcore.typing import FloatArray
 
+EAGER_FP32_NORM_PASSES = 9.0
+"""The same with a conversion to fp32 first: 36 B a bf16 value forward (cast, square, mean,
+product, cast, scale) against 4, and 70 against 8 backward (count of kernels)."""
 UNFUSED_NORM_PASSES = 3.0
 """A norm in separate PyTorch kernels reads and writes about three times as often: square,
 mean, multiply, scale (count of kernels in eager `LlamaRMSNorm`)."""
@@ -24,7 +27,9 @@ BACKWARD_FLOPS_RATIO = 2.5
 def norm_ops(local: Local, name: str, module: str = "layernorm") -> list[Op]:
     """Normalisation over the hidden dimension, forward (read, write) and backward."""
     size = local.bytes_per_value
-    passes = np.where(local.on("fused_norm"), 1.0, UNFUSED_NORM_PASSES)
+    eager = np.where(local.software("norm_keeps_fp32") > 0, EAGER_FP32_NORM_PASSES,
+                     UNFUSED_NORM_PASSES)
+    passes = np.where(local.on("fused_norm"), 1.0, eager)
     values = local.tokens_sharded * local.model.hidden_size
     return [elementwise(local, f"{name}_fwd", module, Phase.FORWARD, 2 * size * values * passes,
                         kernels=passes),
@@ -148,12 +153,12 @@ def core_attention_ops(local: Local, kind: LayerKind) -> list[Op]:
         (Phase.BACKWARD, BACKWARD_FLOPS_RATIO, efficiency.attention_backward_frac),
     ):
         fused = ratio * flops / (peak * frac * narrow * fill
-                                 * local.software("attention_rate_frac"))
+                                 * local.attention_rate_frac)
         # Not fused: the whole square is computed by batched products, and the scores travel:
         # written by the product, read and written by scale, mask and softmax, read again.
         scores = local.real("mbs") * heads * (
             local.real("seq_len") ** 2 / local.real("cp")) * local.bytes_per_value
-        passes = 4.0 if phase is Phase.FORWARD else 8.0
+        passes = (4.0 if phase is Phase.FORWARD else 8.0) * local.software("softmax_passes")
         unfused = (2.0 * (2.0 if phase is Phase.BACKWARD else 1.0) * flops
                    / (peak * efficiency.gemm_bf16_frac * 0.8)
                    + passes * scores / memory_bytes_per_s(local) + 4 * launch_s(local))

@@ -12,6 +12,10 @@ from simcore.operators.attention import norm_ops, residual_ops
 from simcore.operators.base import Op, Phase, make
 from simcore.typing import FloatArray, Num
 
+EXPERT_BIAS_PASSES = 1.4
+"""Traffic over the kernels' own 28 and 40 B a value, forward and backward: product with the
+probability (write 4), sum (2 + 4, 4), concatenation (4, 4) and cast (4, 2); and their
+gradients. Fitted to the gpt-oss-120b rows of Megatron-Bridge."""
 UNFUSED_ACTIVATION_PASSES = 1.8
 """Eager SwiGLU: activation and product are two kernels with the activation written between."""
 
@@ -66,7 +70,7 @@ def _router_ops(local: Local) -> list[Op]:
     tokens = local.tokens_sharded
     ops = gemm(local, "router", "router", rows=tokens, out=moe.num_experts,
                inner=local.model.hidden_size, low_precision=False)
-    moved = 40.0 * tokens * moe.num_experts
+    moved = 40.0 * tokens * moe.num_experts * local.software("moe_passes")
     return [*ops, elementwise(local, "topk_fwd", "router", Phase.FORWARD, moved, kernels=8),
             elementwise(local, "topk_bwd", "router", Phase.BACKWARD, moved, kernels=6)]
 
@@ -88,6 +92,7 @@ def _permute_ops(local: Local) -> list[Op]:
     second = np.where(local.real("ep") > 1, 1.0, 0.0)
     # The fused dispatchers write rows in the experts' order themselves.
     second = np.where(local.batch["dispatcher"] >= code("dispatcher", "deepep"), 0.0, second)
+    passes = passes * local.software("moe_passes")
     moved = passes * 2.0 * (2.0 * sent + 2.0 * second * received)
     return [make(local, f"permute_{phase.value}", "permute", phase,
                  moved / rate + 4 * passes * launch_s(local), bytes_moved=moved)
@@ -106,4 +111,18 @@ def _expert_ops(local: Local) -> list[Op]:
                   inner=model.hidden_size, groups=groups),
             *_activation_ops(local, "experts", "moe_act", rows, width),
             *gemm(local, "experts_fc2", "experts", rows=rows, out=model.hidden_size,
-                  inner=width, groups=groups)]
+                  inner=width, groups=groups), *_expert_bias_ops(local, groups)]
+
+
+def _expert_bias_ops(local: Local, groups: FloatArray) -> list[Op]:
+    """The second matrix' bias, times each row's probability: eager, expert by expert, in fp32.
+
+    `TEGroupedMLP._apply_bias` (Megatron-Core 0.14 to 0.19, ``moe/experts.py``).
+    """
+    moe = local.model.moe
+    if moe is None or not moe.expert_bias:
+        return []
+    values = EXPERT_BIAS_PASSES * local.routed_rows * local.model.hidden_size
+    return [elementwise(local, f"expert_bias_{phase.value}", "experts", phase, count * values,
+                        kernels=kernels * groups)
+            for phase, count, kernels in ((Phase.FORWARD, 28.0, 2.0), (Phase.BACKWARD, 40.0, 5.0))]
