@@ -85,6 +85,16 @@ and a plan that was stopped goes on where it was. Compared with the last answer.
 Exit status 4 where a deadline, a budget or a fit is newly broken.
 
 Example: autotune plan plan.yaml --out nightly"""),
+    ("recommend", "autotune.commands.recommend", options.recommend_parameters, """\
+Say how few GPUs hold a model, and what a number of them holds.
+
+The fewest GPUs on which any strategy of the default space fits; for --gpus N (or these fewest)
+the largest micro-batch and the longest sequence; and which single change of the fastest strategy
+frees most memory for least time. Fields that are given are held fixed.
+
+Example: autotune recommend --model llama70b --gpus 64
+
+Exit status 3 where nothing fits on N GPUs: the nearest miss is shown."""),
     ("validate", "autotune.commands.validate", options.validate_parameters, """\
 Compare predictions with measured runs.
 

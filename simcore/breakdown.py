@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from simcore.frame import Frame
@@ -82,6 +84,41 @@ def _class_terms(timing: Timing, c: IntArray) -> dict[str, FloatArray]:
         "optimizer_s": chosen("optimizer_s"),
         "other_s": m * total[Term.CPU],
     }
+
+
+def phase_times(timing: Timing) -> list[dict[str, FloatArray]]:
+    """Busy seconds of every class of ranks in a step by phase, (n,) each [s].
+
+    Recomputation is told from backward, the head and its loss (with MTP) from the layers, exposed
+    data-parallel communication from the optimizer's update; sends that block count with the
+    phase that sends. What is left of the step is waiting.
+    """
+    frame, tables, m = timing.frame, timing.frame.tables, timing.frame.microbatches
+    found = []
+    for c, (forward, backward, ends) in enumerate(timing.classes):
+        counts, whole = frame.stage(tables.layers, c), frame.whole_layers(c)
+        again = np.zeros(len(frame))
+        for k, cost in enumerate(frame.layer_costs):
+            again = again + counts[:, k] * _seconds(frame, cost.times.recompute) + (
+                whole[:, k] * _seconds(frame, cost.times.forward))
+        head_forward, head_backward = np.zeros(len(frame)), np.zeros(len(frame))
+        for here, times in _ends(frame, np.full(len(frame), c, np.int64))[1:]:
+            head_forward = head_forward + here * _seconds(frame, times.forward)
+            head_backward = head_backward + here * (
+                _seconds(frame, times.backward) + _seconds(frame, times.recompute))
+        found.append({
+            "forward_s": m * (forward - ends.forward_s - head_forward),
+            "recompute_s": m * again,
+            "backward_s": m * (backward - ends.backward_s - head_backward - again),
+            "head_s": m * (head_forward + head_backward),
+            "optimizer_s": ends.optimizer_s,
+            "dp_comm_s": ends.reduce_s + ends.gather_s + m * (ends.forward_s + ends.backward_s),
+        })
+    return found
+
+
+def _seconds(frame: Frame, times: Mapping[Term, FloatArray]) -> FloatArray:
+    return frame.spread(sum(times.values(), np.zeros(len(frame.local.batch))))
 
 
 def _ends(frame: Frame, c: IntArray) -> list[tuple[FloatArray, Times]]:

@@ -75,10 +75,30 @@ SHIPPED = DeviceConstants()
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What the device has in use, likely and at worst, (n,) or (C, n) [B]."""
+    """What the device has in use, arrays of shape (n,) or (C, n) [B].
+
+    Parameters
+    ----------
+    likely : ndarray
+        Tensors, usual fragmentation, context and communicators.
+    fragmentation, imbalance, workspaces : ndarray
+        What comes on top at worst: a fragmented allocator, a drifting router, and more of
+        context and communicators.
+    expandable : ndarray
+        Of the first two, what expandable segments would save.
+    """
 
     likely: FloatArray
-    high: FloatArray
+    fragmentation: FloatArray
+    imbalance: FloatArray
+    workspaces: FloatArray
+    expandable: FloatArray
+
+    @property
+    def high(self) -> FloatArray:
+        """At worst [B]."""
+        high: FloatArray = self.likely + self.fragmentation + self.imbalance + self.workspaces
+        return high
 
 
 def device_bytes(frame: Frame, peak: FloatArray, dynamic: FloatArray, activations: FloatArray,
@@ -107,15 +127,18 @@ def device_bytes(frame: Frame, peak: FloatArray, dynamic: FloatArray, activation
         total: FloatArray = tensors + static * (tensors - moving) + dynamic * moving
         return total
 
-    likely = reserved(peak, dynamic, constants.likely, constants.expandable) + outside
+    usual = reserved(peak, dynamic, constants.likely, constants.expandable)
+    worst = reserved(peak, dynamic, constants.high, constants.expandable_high)
     drift = np.zeros(len(frame))
     if frame.model.is_moe:
         dropless = frame.batch.real("capacity_factor") <= 0
         drift = np.where(dropless & (frame.batch["ep"] > 1),
                          (IMBALANCE_HIGH - 1.0) * _expert_share(frame) * activations, 0.0)
-    high = reserved(peak + drift, dynamic + drift, constants.high, constants.expandable_high)
-    high = high + constants.outside_high * outside
-    return DeviceMemory(likely, high)
+    more = (peak + drift, dynamic + drift)
+    drifted = reserved(*more, constants.high, constants.expandable_high)
+    new = reserved(*more, constants.expandable_high, constants.expandable_high)
+    return DeviceMemory(usual + outside, worst - usual, drifted - worst,
+                        (constants.outside_high - 1.0) * outside, drifted - new)
 
 
 def _communicators(frame: Frame) -> FloatArray:

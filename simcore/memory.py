@@ -35,6 +35,8 @@ class ClassMemory:
     """Index into `PHASES`."""
     host: FloatArray
     """Of the host's memory."""
+    phases: FloatArray
+    """Peak in each of `PHASES`, shape (n, P)."""
 
     @property
     def dynamic(self) -> FloatArray:
@@ -76,12 +78,14 @@ def class_memory(frame: Frame, c: Class) -> ClassMemory:
     # The head works while its own chunk is alive; no activation is in the optimizer step.
     kept = np.stack((saved.kept, saved.kept, saved.kept_at_head, saved.kept, np.zeros(n)))
     beside = np.stack([moment.bytes for moment in found.moments])
-    phase = np.argmax(kept + beside, axis=0)[None]
+    whole = kept + beside
+    phase = np.argmax(whole, axis=0)[None]
     alive = np.take_along_axis(kept, phase, axis=0)[0]
     temporaries = fixed + np.take_along_axis(beside, phase, axis=0)[0]
+    states = weights + gradients + optimizer
     return ClassMemory(weights, gradients, optimizer, alive, temporaries, fixed,
-                       weights + gradients + optimizer + temporaries + alive, phase[0],
-                       saved.host + host_bytes(frame, c))
+                       states + temporaries + alive, phase[0], saved.host + host_bytes(frame, c),
+                       (whole + states + fixed).T)
 
 
 @dataclass(frozen=True)

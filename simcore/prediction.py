@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from simcore.batch import Batch
-from simcore.breakdown import TIME_TERMS, recomputed_flops, time_terms
+from simcore.breakdown import TIME_TERMS, phase_times, recomputed_flops, time_terms
 from simcore.device_memory import device_bytes
 from simcore.errors import InputError
 from simcore.flops import model_flops_per_token
@@ -132,26 +133,44 @@ class Prediction:
                 "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu",
                 "mfu", "hfu")},
             "time": {name: self[name] for name in TIME_TERMS},
+            "phases": self._phases(),
         }
+
+    @cached_property
+    def _apart(self) -> Frame:
+        """This row alone, with every pipeline rank by itself."""
+        whole, i = self.predictions.frame, self.index
+        return Frame.build(whole.model, whole.system, whole.batch.take(slice(i, i + 1)),
+                           apart=True)
 
     def _stages(self) -> list[dict[str, Any]]:
         """Memory of every pipeline rank, each with its own micro-batches in flight."""
-        whole, i = self.predictions.frame, self.index
-        frame = Frame.build(whole.model, whole.system, whole.batch.take(slice(i, i + 1)),
-                            apart=True)
-        return [_stage(rank, memory, frame)
-                for rank, memory in enumerate(frame.per_class(class_memory))]
+        return [_stage(rank, memory, self._apart)
+                for rank, memory in enumerate(self._apart.per_class(class_memory))]
+
+    def _phases(self) -> list[dict[str, Any]]:
+        """Seconds of every pipeline rank by phase."""
+        return [{"stage": rank, **{name: float(values[0]) for name, values in found.items()}}
+                for rank, found in enumerate(phase_times(Timing(self._apart)))]
 
 
 def _stage(rank: int, memory: ClassMemory, frame: Frame) -> dict[str, Any]:
-    device = device_bytes(frame, memory.peak, memory.dynamic, memory.activations).likely
+    device = device_bytes(frame, memory.peak, memory.dynamic, memory.activations)
+    pessimistic = {f"{name}_gib": float(getattr(device, name)[0]) / GIB
+                   for name in ("fragmentation", "imbalance", "workspaces", "expandable")}
     parts = ("weights", "gradients", "optimizer", "activations", "temporaries")
+    absent = {"head": not frame.stage(frame.tables.has_head, rank)[0],
+              "recompute": not frame.whole_layers(rank).any()}
     return {
         "stage": rank,
         **{f"{name}_gib": float(getattr(memory, name)[0]) / GIB for name in parts},
         "peak_memory_gib": float(memory.peak[0]) / GIB,
-        "device_memory_gib": float(device[0]) / GIB,
+        "device_memory_gib": float(device.likely[0]) / GIB,
+        "device_memory_high_gib": float(device.high[0]) / GIB,
         "peak_phase": PHASES[int(memory.phase[0])],
+        "phases": {f"{name}_gib": None if absent.get(name) else float(value) / GIB
+                   for name, value in zip(PHASES, memory.phases[0], strict=True)},
+        "pessimistic": pessimistic,
         "host_memory_gib": float(memory.host[0]) / GIB,
     }
 

@@ -14,11 +14,15 @@ def run(values: Mapping[str, object]) -> int:
     case = read_case(values)
     from simcore.prediction import predict
 
-    data = predict(case.model, case.system, case.strategy).to_dict()
+    prediction = predict(case.model, case.system, case.strategy)
+    data = prediction.to_dict()
     fits = data["verdict"] != "does_not_fit"
-    from autotune.commands.remedies import remedies
+    from autotune.changes import remedies
     from autotune.report.emit import emit_check
-    changes = () if fits else remedies(case)
+    from autotune.risks import why_marginal
+    data["marginal"] = why_marginal(prediction, case.strategy, data["memory"]["stages"])
+    changes = () if fits else tuple(change.to_dict() for change in remedies(
+        case.model, case.system, case.strategy))
     emit_check(data, changes, style=style)
     if fits:
         return DONE

@@ -256,6 +256,13 @@ def compare_parameters() -> list[Parameter]:
     ]
 
 
+def recommend_parameters() -> list[Parameter]:
+    """Options of ``recommend``."""
+    sure = _flag("no_marginal", "--no-marginal", "Count only strategies that fit beyond doubt.",
+                 "Search")
+    return [*_subject(), sure, *_output(), *field_parameters(lists=True)]
+
+
 def validate_parameters() -> list[Parameter]:
     """Options of ``validate``."""
     return [

@@ -29,7 +29,10 @@ def run(values: Mapping[str, object]) -> int:
     from simcore.prediction import predict
 
     prediction = predict(case.model, case.system, case.strategy)
+    from autotune.risks import expert_rows, why_marginal
     data, given = prediction.to_dict(), tuple(case.strategy.given())
+    data["marginal"] = why_marginal(prediction, case.strategy, data["memory"]["stages"])
+    data["experts"] = expert_rows(prediction)
     if what is None:
         emit_prediction(data, style=style, given=given)
     else:

@@ -136,6 +136,25 @@ def emit_explained(data: Data, *, style: str) -> None:
     emit(data, style=style, table=table, rows=rows)
 
 
+def emit_recommendation(data: Data, *, style: str) -> None:
+    """Write what ``recommend`` found; its CSV has a row a question."""
+    def table() -> None:
+        from autotune.report.recommendation import print_recommendation
+        print_recommendation(data)
+
+    def rows() -> list[Data]:
+        found: list[Data] = []
+        for name in ("min_gpus", "min_gpus_fits", "max_mbs", "max_seq_len"):
+            held = data[f"{name}_held_by"] or {"strategy": {}}
+            found.append({"question": name, "answer": data[name], "model": data["model"],
+                          "system": data["system"], "verdict": held.get("verdict"),
+                          "device_memory_gib": held.get("device_memory_gib"),
+                          **{n: held["strategy"].get(n) for n in data["best"]["strategy"]}})
+        return found
+
+    emit(data, style=style, table=table, rows=rows)
+
+
 def emit_check(data: Data, changes: Sequence[Data], *, style: str) -> None:
     """Write what ``check`` found: the verdict, what binds and what would make it fit."""
     from autotune.report.digest import binding
@@ -145,7 +164,7 @@ def emit_check(data: Data, changes: Sequence[Data], *, style: str) -> None:
             "device_memory_high_gib")
     result = {**{key: data[key] for key in kept}, "legal": True,
               "binding": {"stage": stage.stage, "part": stage.part, "phase": stage.phase},
-              "would_fit": list(changes)}
+              "would_fit": list(changes), "marginal": data.get("marginal")}
 
     def table() -> None:
         from autotune.report.prediction import print_check

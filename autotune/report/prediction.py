@@ -24,6 +24,7 @@ from simcore.inputs.fields import FIELD_NAMES
 
 Data = Mapping[str, Any]
 MAX_STAGES = 16
+PHASES = ("forward", "recompute", "backward", "head", "optimizer")
 
 
 def print_headline(out: Console, data: Data) -> None:
@@ -54,13 +55,67 @@ def _verdict(out: Console, data: Data) -> None:
                    + (f", in {found.phase}" if found.phase else "")))
 
 
-def _memory(out: Console, data: Data) -> None:
+def print_marginal(out: Console, data: Data) -> None:
+    """Say why a fit is uncertain, and what would make it sure."""
+    found = data.get("marginal")
+    if not found:
+        return
+    terms = ", ".join(f"{t['term']} {t['gib']:.1f} GiB" for t in found["terms"])
+    out.print(cell(f"risk       {found['crossed_by']} on stage {found['stage']} crosses the limit "
+                   f"at worst ({terms})"))
+    if found["expandable_segments"]:
+        out.print(cell("helps      PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, against "
+                       "fragmentation"))
+    for change in found["would_fit"][:3]:
+        out.print(cell(f"helps      {change['change']}: up to "
+                       f"{change['device_memory_high_gib']:.1f} GiB, step "
+                       f"{duration(change['step_time_s'])}"
+                       + (", alters training" if change["alters_training"] else "")))
+
+
+def _experts(out: Console, data: Data) -> None:
+    found = data.get("experts")
+    if not found:
+        return
+    line = (f"experts    {found['rows_per_rank']:,.0f} rows a rank, layer and micro-batch at "
+            f"imbalance {found['imbalance']:g}; ")
+    if found["headroom_rows_per_rank"] is None:
+        line += "no routing that is possible exceeds the memory"
+    else:
+        line += (f"the memory is full at {found['imbalance_at_limit']:.2f}, "
+                 f"{found['headroom_rows_per_rank']:+,.0f} rows")
+    out.print(cell(line))
+
+
+def _some(data: Data) -> tuple[list[Data], str]:
+    """Choose the stages to show, and say how many are left out."""
     stages = data["memory"]["stages"]
+    if len(stages) <= MAX_STAGES:
+        return list(stages), ""
+    kept = {*range(6), binding(data).stage, len(stages) - 2, len(stages) - 1}
+    shown = [s for s in stages if s["stage"] in kept]
+    return shown, f"; {len(stages) - len(shown)} stages between not shown"
+
+
+def _phases(out: Console, data: Data) -> None:
+    """Memory and busy time of every stage by phase."""
+    shown, note = _some(data)
+    times = {entry["stage"]: entry for entry in data["phases"]}
+    columns = [Column("stage"), *(Column(f"{p} GiB", keep=1) for p in PHASES),
+               *(Column(f"{p} s") for p in PHASES), Column("dp comm s")]
+    rows = []
+    for s in shown:
+        sizes = [s["phases"][f"{p}_gib"] for p in PHASES]
+        seconds = [times[s["stage"]][f"{p}_s"] for p in (*PHASES, "dp_comm")]
+        rows.append([s["stage"], *("-" if x is None else f"{x:.2f}" for x in sizes),
+                     *(f"{x:.3f}" for x in seconds)])
+    out.print()
+    show(out, columns, rows, title=f"Peak and busy seconds of a rank by stage and phase{note}")
+
+
+def _memory(out: Console, data: Data) -> None:
+    shown, note = _some(data)
     fullest = binding(data).stage
-    shown = list(stages)
-    if len(stages) > MAX_STAGES:
-        kept = {*range(6), fullest, len(stages) - 2, len(stages) - 1}
-        shown = [s for s in stages if s["stage"] in kept]
     columns = [Column("stage"), *(Column(part, keep=2) for part in PARTS), Column("peak"),
                Column("device"), Column("peak phase", right=False, keep=1)]
     rows = []
@@ -69,8 +124,6 @@ def _memory(out: Console, data: Data) -> None:
         rows.append([name, *(f"{s[f'{p}_gib']:.2f}" for p in PARTS),
                      f"{s['peak_memory_gib']:.2f}", f"{s['device_memory_gib']:.2f}",
                      s.get("peak_phase", "")])
-    left = len(stages) - len(shown)
-    note = f"; {left} stages between not shown" if left else ""
     out.print()
     show(out, columns, rows,
          title=f"Memory in GiB of a rank by pipeline stage (* fullest{note})")
@@ -125,7 +178,10 @@ def print_prediction(data: Data, *, given: Sequence[str]) -> None:
     """
     out = console()
     print_headline(out, data)
+    print_marginal(out, data)
+    _experts(out, data)
     _memory(out, data)
+    _phases(out, data)
     _time(out, data)
     _fields(out, data["strategy"], given)
 
@@ -134,9 +190,7 @@ def print_check(data: Data, changes: Sequence[Data]) -> None:
     """Print the verdict of one strategy, and what would make it fit."""
     out = console()
     print_headline(out, data)
-    if data["verdict"] == "marginal":
-        out.print(cell("risk       fragmentation, workspaces or imbalance may use the rest of "
-                       "the memory"))
+    print_marginal(out, data)
     if data["verdict"] == "does_not_fit":
         _memory(out, data)
         rows = [(c["change"], f"{c['device_memory_gib']:.1f}", duration(c["step_time_s"]))

@@ -28,6 +28,7 @@ OWN_OPTIONS = {
     "search": COMMON | SUBJECT | SEARCH_ONLY,
     "predict": COMMON | SUBJECT | {"--strategy", "--explain", "--stage", "--pictures"},
     "check": COMMON | SUBJECT | {"--strategy"},
+    "recommend": COMMON | SUBJECT | {"--no-marginal"},
     "validate": COMMON | {"--models"},
     "trace": COMMON | SUBJECT | {"--out", "--ranks", "--max-events", "--memory-snapshot"},
     "report": COMMON | {"--out", "--figures", "--figure-format"},
@@ -52,7 +53,7 @@ def options_of(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", OWN_OPTIONS)
 def test_options_are_frozen(name: str) -> None:
-    takes_fields = name in ("search", "predict", "check", "trace")
+    takes_fields = name in ("search", "predict", "check", "trace", "recommend")
     fields = {f.option for f in FIELDS} if takes_fields else set()
     assert options_of(name) == OWN_OPTIONS[name] | fields
 
