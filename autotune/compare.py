@@ -205,6 +205,11 @@ def _ready(strategy: Strategy, model: ModelSpec, index: int) -> _Job:
     return _Job(index, strategy, scale, tuple(notes))
 
 
+def ready_strategy(run: Run, model: ModelSpec) -> Strategy:
+    """Return the strategy that a run is predicted with."""
+    return _ready(Strategy.from_mapping(run.fields), model, 0).strategy
+
+
 def _measured_step_s(run: Run, strategy: Strategy, flops_per_token: float) -> float | None:
     """Return the measured step time: given, or from tokens/s, or from TFLOP/s."""
     if "step_time_s" in run.measured:

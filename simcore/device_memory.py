@@ -36,11 +36,12 @@ class Lost:
 class DeviceConstants:
     """What stands between the tensors and the device.
 
-    `likely`'s static share lies within what SimuMax's eight B200 runs reserved beyond their
-    tensors (0.8 to 7.4 GiB; least squares alone tell static from dynamic shares badly); its
-    dynamic share and the context are set from the verdicts of Hagemann et al. (arXiv
-    2311.05610): two of their four sheets at a time, judged on the other two
-    (``tests/published/test_out_of_memory.py``), and shipped from all four.
+    The allocator's shares come from what SimuMax's eight B200 runs reserved beyond their
+    tensors (0.8 to 7.4 GiB): 0.025 of what stays, which is 2 MiB roundings and remainders, then
+    least squares for the rest, 0.205. The context is set from the verdicts of Hagemann et al.
+    (arXiv 2311.05610), two of their four sheets at a time, and judged on the other two
+    (``tests/published/test_out_of_memory.py``); the shipped one is of all four, and such that
+    Llama-3-70B's states do not fit on 16 x 80 GB, as users report.
 
     Parameters
     ----------
