@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,32 @@ def _error_summary(outcomes: Sequence[Outcome], name: str) -> dict[str, Any]:
             "median_abs_pct": float(np.median(sizes)),
             "p90_abs_pct": float(np.percentile(sizes, 90)),
             "max_abs_pct": float(sizes.max()), "bias_pct": float(np.mean(errors))}
+
+
+def memory_by_kind(outcomes: Sequence[Outcome], is_moe: Mapping[str, bool]
+                   ) -> list[tuple[str, str, dict[str, Any]]]:
+    """Errors of peak memory by table, dense models and those with experts apart.
+
+    Parameters
+    ----------
+    outcomes : sequence of Outcome
+    is_moe : mapping of str to bool
+        Whether a model has experts, by its name.
+
+    Returns
+    -------
+    list of (table, "dense" or "MoE", summary)
+        Those with a measured peak, in order; "all tables" last.
+    """
+    found: list[tuple[str, str, dict[str, Any]]] = []
+    for name in (*files(outcomes), ""):
+        for kind, experts in (("dense", False), ("MoE", True)):
+            own = [o for o in outcomes if (not name or o.run.file == name)
+                   and is_moe[o.run.model] is experts]
+            summary = _error_summary(own, "peak_memory")
+            if summary["n"]:
+                found.append((name or "all tables", kind, summary))
+    return found
 
 
 def _fits(outcome: Outcome) -> bool:
