@@ -141,7 +141,7 @@ NOT_EXPLAINED = {
         "Moonlight: 1.1 GiB of its activations or states, and the moment that holds every choice "
         "of recomputation at 33.45 GiB (an optimizer step with 4 B more a parameter would)",
     ("papers/megatron_functional_tests.csv", "dense"):
-        "GB200: 1 GiB, attention's outputs batch first, as deterministic FlashAttention keeps them",
+        "GB200: 1 GiB, attention's outputs batch first, which deterministic FlashAttention keeps",
     ("simumax/a100_pcie.csv", "MoE"):
         "ep4 pp2: 1.9 GiB on the last stage; ep8 with 8 micro-batches: 0.8 GiB less than with 4 "
         "or 32, as much as the bf16 logits",

@@ -32,7 +32,8 @@ def claims() -> dict[tuple[str, str], dict[str, Any]]:
 def test_every_table_with_peaks(claims: dict[tuple[str, str], dict[str, Any]],
                                 capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"\n{'peak memory':38} {'models':7} {'n':>3} {'mean':>6} {'worst':>6} {'bias':>6} [%]")
+        print(f"\n{'peak memory [%]':38} {'models':7} {'n':>3} {'mean':>6} {'worst':>6} "
+              f"{'bias':>6}")
         for (name, kind), found in claims.items():
             print(f"{name:38} {kind:7} {found['n']:3} {found['mean_abs_pct']:6.2f} "
                   f"{found['max_abs_pct']:6.2f} {found['bias_pct']:+6.2f}")
