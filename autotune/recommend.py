@@ -23,6 +23,7 @@ from autotune.changes import (
     resolved,
     try_changes,
 )
+from autotune.commands.repeat import fields_to_give
 from autotune.search.axes import build_grid
 from autotune.search.engine import Engine, SimcoreEngine
 from autotune.search.enumerate import Enumerator
@@ -250,8 +251,9 @@ def recommend(question: Question, gpus: int | None, *,
     best = search(question.problem(gpus=count), engine=engine).best
     prediction = best.prediction
     largest, longest = max_mbs(question, engine, count), max_seq_len(question, engine, count)
-    fields = {name: value for name, value in best.strategy.items() if value is not None}
-    chosen = Strategy.from_mapping({n: v for n, v in fields.items() if n not in FOLLOWING})
+    # What differs from the defaults alone, so that defaults follow a change.
+    given = fields_to_give(question.model, question.system, prediction["strategy"])
+    chosen = Strategy.from_mapping(given)
     return {
         "model": question.model.name, "system": question.system.name, "gpus": count,
         "seq_len": int(prediction["strategy"]["seq_len"]),
@@ -263,14 +265,6 @@ def recommend(question: Question, gpus: int | None, *,
                                 device_memory_gib=prediction["device_memory_gib"],
                                 step_time_s=prediction["step_time_s"]),
     }
-
-
-FOLLOWING = ("recompute_layers", "recompute_method", "recompute_unit_layers", "sp", "overlap_p2p",
-             "first_stage_layers", "last_stage_layers", "pp_layout", "microbatch_group_size",
-             "schedule", "precision_aware_optimizer", "main_grads_dtype", "overlap_grad_reduce",
-             "overlap_param_gather", "cp_comm", "tp_comm_overlap", "ep_comm_overlap",
-             "shared_expert_overlap", "delay_wgrad_compute")
-"""Fields that follow from others, left to their defaults when a change is tried."""
 
 
 def _answer(name: str, found: tuple[int, Held] | None) -> dict[str, Any]:
