@@ -60,13 +60,14 @@ class Listing:
 
     stage: int
     phase: str
+    operator: str
     peak_bytes: float
     dtypes: dict[float, str] = field(default_factory=dict)
     tensors: list[Alive] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of ``autotune predict --explain memory``."""
-        return {"stage": self.stage, "phase": self.phase,
+        return {"stage": self.stage, "phase": self.phase, "operator": self.operator,
                 "peak_memory_gib": self.peak_bytes / GIB, "peak_memory_bytes": self.peak_bytes,
                 "tensors": [t.to_dict(self.dtypes) for t in self.tensors]}
 
@@ -100,8 +101,10 @@ def explain_memory(prediction: Prediction, stage: int | None = None) -> Listing:
                                f"got {at}"))
     phase = int(ranks[at].phase[0])
     half = "fp16" if prediction.strategy.precision == "fp16" else "bf16"
-    listing = Listing(at, PHASES[phase], peaks[at], {4.0: "fp32", 2.0: half, 1.0: "8 bits"})
-    listing.tensors = _merged(_tensors(rank_memory(frame, at), phase))
+    found = rank_memory(frame, at)
+    listing = Listing(at, PHASES[phase], found.moments[phase].operator(), peaks[at],
+                      {4.0: "fp32", 2.0: half, 1.0: "8 bits"})
+    listing.tensors = _merged(_tensors(found, phase))
     return listing
 
 

@@ -16,6 +16,7 @@ from simcore.typing import FloatArray, IntArray
 
 STATES = ("weights", "gradients", "optimizer")
 """Parts that are held from start to end."""
+OPTIMIZER_STEP = "casts of gradients and moments"
 PHASES = ("forward", "backward", "head", "recompute", "optimizer")
 """Moments at which a rank can be fullest."""
 
@@ -66,7 +67,8 @@ def rank_memory(frame: Frame, c: Class) -> RankMemory:
     saved = activations(frame, c)
     states, step = state_terms(frame, c)
     return RankMemory(states, fixed_terms(frame, c), saved,
-                      (*moments(frame, c, saved.in_flight), Moment((), step, len(frame))))
+                      (*moments(frame, c, saved.in_flight),
+                       Moment((), step, len(frame), (OPTIMIZER_STEP,))))
 
 
 def class_memory(frame: Frame, c: Class) -> ClassMemory:

@@ -9,6 +9,8 @@ import numpy as np
 from simcore.activations import boundary
 from simcore.frame import Class, Frame
 from simcore.head_activations import head_tensors
+from simcore.inputs.fields import code
+from simcore.inputs.model import MlpKind
 from simcore.saved_memory import unit_layers
 from simcore.terms import Term, total
 from simcore.typing import FloatArray
@@ -25,11 +27,14 @@ class Moment:
     beside : tuple of Term
     size : int
         Candidates, n.
+    operators : tuple of str
+        What runs at each of the alternatives; one name stands for all.
     """
 
     alternatives: tuple[tuple[Term, ...], ...]
     beside: tuple[Term, ...]
     size: int
+    operators: tuple[str, ...]
 
     @property
     def bytes(self) -> FloatArray:
@@ -38,6 +43,13 @@ class Moment:
         for terms in self.alternatives:
             most = np.maximum(most, total(terms, self.size))
         return most + total(self.beside, self.size)
+
+    def operator(self) -> str:
+        """Name what runs at the fullest alternative, for a single candidate."""
+        if len(self.operators) == 1:
+            return self.operators[0]
+        sums = [float(total(terms, 1)[0]) for terms in self.alternatives]
+        return self.operators[sums.index(max(sums))]
 
     def terms(self) -> list[Term]:
         """What `bytes` sums, for a single candidate."""
@@ -70,10 +82,22 @@ def moments(frame: Frame, c: Class, in_flight: FloatArray) -> tuple[Moment, ...]
     has_head = frame.stage(frame.tables.has_head, c)
     kept_head, beside_head = frame.costs.head_memory
     head = Term("head", has_head, frame.spread(kept_head + beside_head), (*kept, *beside))
-    return (Moment(tuple(forward), (sent, received), size),
-            Moment(tuple(backward), (sent,), size),
-            Moment(((head,),), (sent.times(has_head),), size),
-            Moment(tuple(recompute), (sent,), size))
+    experts = [kind.mlp is not MlpKind.DENSE for kind in frame.model.kinds]
+    outputs = tuple("un-permute of the experts' rows" if moe else "reduction of the MLP's output"
+                    for moe in experts)
+    gradients = tuple(f"backward of the {'experts' if moe else 'MLP'} activation"
+                      for moe in experts)
+    return (Moment(tuple(forward), (sent, received), size, outputs),
+            Moment(tuple(backward), (sent,), size, gradients),
+            Moment(((head,),), (sent.times(has_head),), size, (_head_operator(frame),)),
+            Moment(tuple(recompute), (sent,), size,
+                   tuple(f"{name} of a recomputed layer" for name in gradients)))
+
+
+def _head_operator(frame: Frame) -> str:
+    """What runs at the head's moment: the loss where it holds copies, else the product."""
+    unfused = np.any(frame.local.batch["cross_entropy"] == code("cross_entropy", "unfused"))
+    return "loss on fp32 logits" if unfused else "backward of the output layer"
 
 
 def _gradients_between(frame: Frame, c: Class, in_flight: FloatArray) -> tuple[Term, Term]:

@@ -35,6 +35,6 @@ def print_listing(data: Data) -> None:
     rows.append((f"{peak:.3f}", "100.0%", "", "peak", "", "", "", ""))
     out.print()
     show(out, columns, rows, title=f"Alive at the peak of stage {found['stage']}, in "
-         f"{found['phase']} (count: layers x micro-batches in flight)")
+         f"{found['phase']}: {found['operator']} (count: layers x micro-batches in flight)")
     out.print(cell("Gigabytes of the device beyond these are the allocator's, the context's and "
                    "the communication libraries' (device_memory_gib)."))
