@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from simcore.efficiency import Layout, Source, table_of
 from simcore.formulas.roofline import gemm_shape_efficiency, roofline_s
+from simcore.inputs.system import Provenance, SystemSpec
 from simcore.local import NVFP4_BYTES, Local
 from simcore.operators.base import Op, Phase, make
-from simcore.typing import FloatArray, Num
+from simcore.typing import FloatArray, IntArray, Num
 from simcore.units import GB, MICRO, TERA
 
-GROUPED_TILE = 128.0
-"""Rows are padded to whole tiles for each expert (CUTLASS grouped GEMM's usual tile)."""
+GROUPED_STREAMS = 4.0
+"""Products of a group that run side by side (Transformer Engine, ``num_streams``)."""
+BLOCK_SCALED_FRAC = 0.9
+"""128-wide blocks are scaled inside the main loop: promotion of the accumulators costs Hopper
+about a tenth (DeepSeek-V3, arXiv 2412.19437, section 3.3.2); where no table says."""
 
 
 def launch_s(local: Local) -> float:
@@ -30,19 +37,62 @@ def memory_bytes_per_s(local: Local) -> float:
     return (system.accelerator.memory_bandwidth_gb_per_s * GB) * system.efficiency.memory_frac
 
 
-def matmul_flops_per_s(local: Local, *, fp8: bool = True) -> FloatArray:
-    """Sustained rate of large products in the strategy's precision [FLOP/s], shape (u,)."""
+def sustained_bf16_flops_per_s(local: Local) -> float:
+    """Sustained rate of large bf16 products without a shape [FLOP/s]."""
+    efficiency = local.system.efficiency
+    return bf16_flops_per_s(local) * efficiency.sustained_frac * efficiency.gemm_bf16_frac
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Rates of kernels, [FLOP/s] and `Source` codes, arrays of shape (u,)."""
+
+    flops_per_s: FloatArray
+    source: IntArray
+
+
+LOW_PRECISION_TABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("fp8", ("fp8-ds", "fp8-cs", "mxfp8")), ("fp8_block", ("fp8-block", "fp8-rowwise")),
+    ("nvfp4", ("nvfp4",)))
+"""Table that the products of each 8- and 4-bit precision take."""
+
+
+def product_rate(local: Local, m: FloatArray, n: FloatArray, k: FloatArray, layout: Layout, *,
+                 low_precision: bool) -> Rate:
+    """Sustained rate of products of a shape, in the strategy's precision."""
     accelerator, efficiency = local.system.accelerator, local.system.efficiency
-    sustained = TERA * efficiency.sustained_frac
-    bf16 = accelerator.peak_bf16_tflops * sustained * efficiency.gemm_bf16_frac
-    low = accelerator.peak_fp8_tflops * sustained * efficiency.gemm_fp8_frac
-    rate = np.where(local.precision_is("fp32"), bf16 / 8.0, bf16)
-    # 128-wide blocks and 32-wide MX scales are applied inside the main loop: promotion of the
-    # accumulators costs Hopper about a tenth (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
-    block = np.where(local.precision_is("fp8-block", "fp8-rowwise"), 0.9, 1.0)
-    four = accelerator.peak_fp4_tflops * sustained * efficiency.gemm_fp4_frac
-    reached = np.where(local.precision_is("nvfp4"), max(four, 1.0), max(low, 1.0) * block)
-    return np.where(local.is_fp8 & fp8, reached * local.software("fp8_rate_frac"), rate)
+    table, processors = table_of(local.system), accelerator.num_multiprocessors
+
+    def found(dtype: str, peak_tflops: float, frac: float) -> tuple[FloatArray, IntArray]:
+        sustained = peak_tflops * TERA * efficiency.sustained_frac
+        if table is None:
+            share = frac * gemm_shape_efficiency(m, n, k, num_multiprocessors=processors)
+            return sustained * np.asarray(share), np.full(len(local.batch), Source.FORMULA)
+        measured = table.gemm(dtype, m, n, k, layout, num_multiprocessors=processors)
+        over = {"bf16": 1.0, "nvfp4": efficiency.fp4_over_table}.get(
+            dtype, efficiency.fp8_over_table)
+        return sustained * np.minimum(over * measured.share, 1.0), measured.source
+
+    rate, source = found("bf16", accelerator.peak_bf16_tflops, efficiency.gemm_bf16_frac)
+    rate = np.where(local.precision_is("fp32"), rate / 8.0, rate)
+    if low_precision and np.any(local.is_fp8):
+        for dtype, precisions in LOW_PRECISION_TABLES:
+            rows = local.precision_is(*precisions)
+            if np.any(rows):
+                peak, frac = ((accelerator.peak_fp4_tflops, efficiency.gemm_fp4_frac)
+                              if dtype == "nvfp4" else
+                              (accelerator.peak_fp8_tflops, efficiency.gemm_fp8_frac))
+                own, tag = found(dtype, max(peak, 1.0 / TERA), frac * (
+                    BLOCK_SCALED_FRAC if dtype == "fp8_block" else 1.0))
+                own = own * local.software("fp8_rate_frac")
+                rate, source = np.where(rows, own, rate), np.where(rows, tag, source)
+    return Rate(rate, source)
+
+
+def memory_source(system: SystemSpec) -> Source:
+    """Tell where the rate of memory-bound kernels comes from."""
+    return (Source.INTERPOLATED if system.efficiency.provenance is Provenance.MEASURED
+            else Source.TRANSFERRED)
 
 
 def elementwise(local: Local, name: str, module: str, phase: Phase, bytes_moved: Num, *,
@@ -51,7 +101,8 @@ def elementwise(local: Local, name: str, module: str, phase: Phase, bytes_moved:
     passes = local.software("elementwise_passes")
     moved = passes * bytes_moved
     seconds = moved / memory_bytes_per_s(local) + kernels * launch_s(local)
-    return make(local, name, module, phase, seconds, bytes_moved=moved)
+    return make(local, name, module, phase, seconds, bytes_moved=moved,
+                source=memory_source(local.system))
 
 
 def cast_bytes_per_value(local: Local) -> FloatArray:
@@ -91,55 +142,60 @@ def gemm(local: Local, name: str, module: str, *, rows: FloatArray, out: Num, in
     fp8 = local.is_fp8 & low_precision
     size = np.where(fp8, np.where(local.precision_is("nvfp4"), NVFP4_BYTES, 1.0),
                     local.bytes_per_value)
-    rate = matmul_flops_per_s(local, fp8=low_precision)
-    ops = [_product(local, f"{name}_fwd", module, Phase.FORWARD, rows, out, inner, rate, size,
-                    local.bytes_per_value, groups),
-           _product(local, f"{name}_dgrad", module, Phase.BACKWARD, rows, inner, out, rate, size,
-                    local.bytes_per_value, groups)]
+    args = (local, module)
+    ops = [_product(*args, f"{name}_fwd", Layout.FORWARD, rows, out, inner, size,
+                    local.bytes_per_value, groups, low_precision),
+           _product(*args, f"{name}_dgrad", Layout.DATA_GRADIENT, rows, inner, out, size,
+                    local.bytes_per_value, groups, low_precision)]
     if weights_gradient:
         fused = local.on("grad_accumulation_fusion")
-        ops.append(_product(local, f"{name}_wgrad", module, Phase.BACKWARD, out, inner, rows,
-                            rate, size, np.where(fused, 8.0, 2.0), groups, depth_grouped=True))
+        ops.append(_product(*args, f"{name}_wgrad", Layout.WEIGHT_GRADIENT, out, inner, rows,
+                            size, np.where(fused, 8.0, 2.0), groups, low_precision))
         # Not fused: the product is written in bf16, then added to the fp32 buffer.
         extra = np.where(fused, 0.0, 10.0 * out * inner * groups)
         ops.append(make(local, f"{name}_accumulate", module, Phase.BACKWARD,
                         np.where(fused, 0.0, extra / memory_bytes_per_s(local)
-                                 + launch_s(local)), bytes_moved=extra))
+                                 + launch_s(local)), bytes_moved=extra,
+                        source=memory_source(local.system)))
     if np.any(fp8):
         per_value = np.where(fp8, cast_bytes_per_value(local), 0.0)
         for phase, width in ((Phase.FORWARD, inner), (Phase.BACKWARD, out)):
             moved = per_value * rows * width
             ops.append(make(local, f"{name}_cast_{phase.value}", module, phase,
                             moved / memory_bytes_per_s(local) + fp8 * launch_s(local),
-                            bytes_moved=moved))
+                            bytes_moved=moved, source=memory_source(local.system)))
     return ops
 
 
-def _product(local: Local, name: str, module: str, phase: Phase, m: FloatArray, n: FloatArray,
-             k: FloatArray, rate: FloatArray, size: FloatArray, out_bytes: Num, groups: Num, *,
-             depth_grouped: bool = False) -> Op:
-    """One (grouped) product of m x n x k; `m`, or `k` in a weight gradient, spans all groups."""
+def _product(local: Local, module: str, name: str, layout: Layout, m: FloatArray, n: FloatArray,
+             k: FloatArray, size: FloatArray, out_bytes: Num, groups: Num,
+             low_precision: bool) -> Op:
+    """One (grouped) product of m x n x k; `m`, or `k` in a weight gradient, spans all groups.
+
+    A grouped product is a loop of products over a few streams (Transformer Engine's
+    ``nvte_multi_tensor_gemm``): some run side by side, and none starts sooner than the CPU
+    launches it.
+    """
     groups = np.asarray(groups, np.float64)
-    efficiency = local.system.efficiency
+    by_depth = layout is Layout.WEIGHT_GRADIENT
     grouped = groups > 1
-    each_m, each_k = (m, k / groups) if depth_grouped else (m / groups, k)
-    flops = 2.0 * m * n * k
-    tile_waste = np.where(grouped & (not depth_grouped),
-                          each_m / (np.ceil(np.maximum(each_m, 1.0) / GROUPED_TILE)
-                                    * GROUPED_TILE), 1.0)
-    shape = gemm_shape_efficiency(
-        np.where(grouped, each_m * groups, each_m), n, each_k,
-        num_multiprocessors=local.system.accelerator.num_multiprocessors)
-    # One after the other, each expert's product has the device to itself, and its launch.
-    alone = gemm_shape_efficiency(
-        each_m, n, each_k, num_multiprocessors=local.system.accelerator.num_multiprocessors)
+    each_m, each_k = (m, k / groups) if by_depth else (m / groups, k)
     together = local.on("grouped_gemm")
-    reached = np.where(grouped & together, shape * efficiency.grouped_gemm_frac * tile_waste,
-                       np.where(grouped, alone, shape))
+    beside = np.where(grouped & together, np.minimum(groups, GROUPED_STREAMS), 1.0)
+    rate = product_rate(local, np.maximum(each_m * beside, 1.0), n, np.maximum(each_k, 1.0),
+                        layout, low_precision=low_precision)
+    flops = 2.0 * m * n * k
+    copies = groups if by_depth else 1.0
+    moved = size * (m * k + n * k * np.where(by_depth, 1.0, groups)) + out_bytes * (
+        m * n * copies)
+    # Inputs of a weight gradient are as long as the tokens; its output is one a group.
     launches = np.where(grouped & ~together, groups, 1.0)
-    moved = size * (m * k + n * k * np.where(depth_grouped, 1.0, groups)) + out_bytes * (
-        m * n * np.where(depth_grouped, groups, 1.0))
-    seconds = roofline_s(flops, moved, flops_per_s=np.maximum(rate * reached, 1.0),
+    reached = rate.flops_per_s * np.where(
+        grouped, local.system.efficiency.grouped_gemm_frac, 1.0)
+    seconds = roofline_s(flops, moved, flops_per_s=np.maximum(reached, 1.0),
                          bytes_per_s=memory_bytes_per_s(local),
                          launch_s=launches * launch_s(local))
-    return make(local, name, module, phase, seconds, flops=flops, bytes_moved=moved)
+    floor = np.where(grouped, groups * local.software("grouped_launch_us") * MICRO, 0.0)
+    return make(local, name, module,
+                Phase.FORWARD if layout is Layout.FORWARD else Phase.BACKWARD,
+                np.maximum(seconds, floor), flops=flops, bytes_moved=moved, source=rate.source)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simcore.inputs.fields import CUDA_GRAPH_BIT
+from simcore.inputs.fields import CUDA_GRAPH_BIT, code
 from simcore.inputs.model import LayerKind, MlpKind
 from simcore.local import Local
 from simcore.operators.attention import attention_ops
@@ -112,6 +112,12 @@ def _cpu_gap_ops(local: Local, kind: LayerKind, ops: list[Op]) -> list[Op]:
         device = sum((op.seconds for op in ops if op.phase is phase), np.zeros(len(cpu)))
         gaps.append(make(local, f"cpu_launch_{phase.value}", "launch", phase,
                          np.maximum(share * cpu - device, 0.0), term=Term.CPU))
+        if kind.mlp is MlpKind.MOE:
+            # Dispatchers that learn the counts on the host drain the queue of launches.
+            waits = local.batch["dispatcher"] < code("dispatcher", "deepep")
+            gaps.append(make(local, f"moe_sync_{phase.value}", "launch", phase,
+                             share * waits * local.software("moe_sync_us") * MICRO,
+                             term=Term.CPU))
     return gaps
 
 

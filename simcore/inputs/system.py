@@ -56,19 +56,28 @@ class Accelerator(Figures):
 class Efficiency(Figures):
     """How much of the peaks kernels reach in a training step.
 
-    Each is a share of the peak named; `simcore.costs` says how they combine with the shape.
+    Each is a share of the peak named; `simcore.kernels` says how they combine with the shape.
     """
 
+    kernel_table: str = Field(default="", pattern="^[a-z0-9]*$")
+    """Table of measured products and attention (``simcore/data/efficiency``); empty: the
+    shares below, with the formula of tiles and waves."""
+    kernel_table_transferred: bool = False
+    """Whether the table was measured on another system."""
     sustained_frac: Frac = 0.95
     """Rate of products and attention inside a long step over the same kernels measured alone:
     clocks fall under power and heat, and neighbours share the memory."""
+    fp8_over_table: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Rate of the 8-bit products of training (cuBLAS) over the table's inference kernels, never
+    beyond the peak; fitted to training runs."""
+    fp4_over_table: Annotated[float, Field(gt=0, le=2)] = 1.0
     gemm_bf16_frac: Frac
     """Large matrix product, bf16, sustained in a step."""
     gemm_fp8_frac: Frac = 0.6
     gemm_fp4_frac: Frac = 0.5
     """Large matrix product in NVFP4, of the fp4 peak."""
     grouped_gemm_frac: Frac = 0.8
-    """Grouped product over a dense one of the same total size."""
+    """Grouped product over dense ones of four of its experts' rows."""
     attention_forward_frac: Frac
     """Fused causal attention, head size 128, long sequence, of the bf16 peak."""
     attention_backward_frac: Frac
@@ -101,6 +110,9 @@ class Network(Figures):
     scale_up_own_frac: Annotated[float, Field(ge=0, le=1)] = 0.35
     """Time of a rank's own share, which is copied and starts the pipeline, over that of one
     received: why a pair reaches three quarters of the bandwidth of eight."""
+    in_step_slowdown: Annotated[float, Field(ge=1, le=1.5)] = 1.0
+    """Time of a layer's collective inside a training step over the same one alone: buffers that
+    are not registered, neighbours on the multiprocessors, late members."""
     scale_up_is_mesh: bool = False
     """Direct links without a switch: a group of n uses only n-1 of the links (MI300X)."""
     scale_up_all_reduce_offload: bool = False

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from simcore.efficiency import Source, table_of
 from simcore.flops import core_attention_flops_per_token
 from simcore.inputs.fields import code
 from simcore.inputs.model import AttentionKind, LayerKind, Norm
-from simcore.kernels import bf16_flops_per_s, elementwise, gemm, launch_s, memory_bytes_per_s
+from simcore.kernels import (
+    Rate,
+    bf16_flops_per_s,
+    elementwise,
+    gemm,
+    launch_s,
+    memory_bytes_per_s,
+    sustained_bf16_flops_per_s,
+)
 from simcore.local import Local
 from simcore.operators.base import Op, Phase, make
 from simcore.typing import FloatArray
@@ -133,40 +142,61 @@ def _mla_projection_ops(local: Local) -> list[Op]:
     return ops + rope_ops(local, 2 * size * tokens * heads * 2 * qk)
 
 
-def core_attention_ops(local: Local, kind: LayerKind) -> list[Op]:
-    """Scores, softmax and values: one fused kernel, or four with the scores in memory."""
-    model, efficiency = local.model, local.system.efficiency
-    flops = (core_attention_flops_per_token(model, kind, local.real("seq_len")) * local.tokens
-             / local.tp)
-    peak = bf16_flops_per_s(local) * efficiency.sustained_frac
+def fused_attention_rate(local: Local, kind: LayerKind, phase: Phase) -> Rate:
+    """Sustained rate of the fused kernel on the FLOP of the causal half (or the window).
+
+    An exchange of heads (context parallelism by all-to-all) leaves fewer heads of the whole
+    length; a ring works on blocks of the shard's length.
+    """
+    model, system = local.model, local.system
+    efficiency, backward = system.efficiency, phase is Phase.BACKWARD
+    sustained = bf16_flops_per_s(local) * efficiency.sustained_frac
     width = model.head_dim if model.mla is None else (
         model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim)
-    # Narrow heads leave less arithmetic for each exponential (FlashAttention-3,
-    # arXiv 2407.08608, figures 5 and 6: head size 64 reaches 0.75 to 0.8 of 128's rate).
-    narrow = min(1.0, (width / 128.0) ** 0.4)
-    # A kernel needs some hundred tokens a block row to fill its pipeline.
-    fill = local.real("seq_len") / (local.real("seq_len") + 512.0)
+    table, length = table_of(system), local.real("seq_len")
+    if table is None:
+        # Narrow heads leave less arithmetic for each exponential (FlashAttention-3,
+        # arXiv 2407.08608, figures 5 and 6: head size 64 reaches 0.75 to 0.8 of 128's rate).
+        narrow = min(1.0, (width / 128.0) ** 0.4)
+        # A kernel needs some hundred tokens a block row to fill its pipeline.
+        fill = length / (length + 512.0)
+        frac = efficiency.attention_backward_frac if backward else (
+            efficiency.attention_forward_frac)
+        return Rate(sustained * frac * narrow * fill, np.full(len(length), Source.FORMULA))
+    cp = local.real("cp")
+    by_heads = local.batch["cp_comm"] != code("cp_comm", "p2p")
+    units = local.real("mbs") * model.num_attention_heads / local.tp
+    found = table.attention(
+        head_dim=float(width), units=np.where(by_heads, units / cp, units),
+        length=np.where(by_heads, length, length / cp), backward=backward,
+        window=float(model.sliding_window) if kind.attention is AttentionKind.SLIDING else 0.0)
+    return Rate(sustained * found.share, found.source)
+
+
+def core_attention_ops(local: Local, kind: LayerKind) -> list[Op]:
+    """Scores, softmax and values: one fused kernel, or four with the scores in memory."""
+    model = local.model
+    flops = (core_attention_flops_per_token(model, kind, local.real("seq_len")) * local.tokens
+             / local.tp)
     heads = np.maximum(model.num_attention_heads / local.tp, 1.0)
     ops = []
-    for phase, ratio, frac in (
-        (Phase.FORWARD, 1.0, efficiency.attention_forward_frac),
-        (Phase.BACKWARD, BACKWARD_FLOPS_RATIO, efficiency.attention_backward_frac),
-    ):
-        fused = ratio * flops / (peak * frac * narrow * fill
-                                 * local.attention_rate_frac)
+    for phase, ratio in ((Phase.FORWARD, 1.0), (Phase.BACKWARD, BACKWARD_FLOPS_RATIO)):
+        rate = fused_attention_rate(local, kind, phase)
+        fused = ratio * flops / (rate.flops_per_s * local.attention_rate_frac)
         # Not fused: the whole square is computed by batched products, and the scores travel:
         # written by the product, read and written by scale, mask and softmax, read again.
         scores = local.real("mbs") * heads * (
             local.real("seq_len") ** 2 / local.real("cp")) * local.bytes_per_value
         passes = (4.0 if phase is Phase.FORWARD else 8.0) * local.software("softmax_passes")
         unfused = (2.0 * (2.0 if phase is Phase.BACKWARD else 1.0) * flops
-                   / (peak * efficiency.gemm_bf16_frac * 0.8)
+                   / (sustained_bf16_flops_per_s(local) * 0.8)
                    + passes * scores / memory_bytes_per_s(local) + 4 * launch_s(local))
         is_flash = local.batch["attention"] == code("attention", "flash")
         ops.append(make(local, f"core_attention_{phase.value}", "core_attn", phase,
                         np.where(is_flash, fused + launch_s(local), unfused),
                         flops=ratio * flops,
-                        bytes_moved=np.where(is_flash, 0.0, passes * scores)))
+                        bytes_moved=np.where(is_flash, 0.0, passes * scores),
+                        source=np.where(is_flash, rate.source, Source.FORMULA)))
     return ops
 
 
@@ -185,7 +215,7 @@ def _linear_attention_ops(local: Local) -> list[Op]:
     # recurrence's FLOP, at a third of the dense rate (flash-linear-attention's kernels).
     scan = (3.0 * 4.0 * tokens * lin.num_value_heads / local.tp
             * lin.key_head_dim * lin.value_head_dim)
-    rate = bf16_flops_per_s(local) * local.system.efficiency.gemm_bf16_frac / 3.0
+    rate = sustained_bf16_flops_per_s(local) / 3.0
     for phase, ratio in ((Phase.FORWARD, 1.0), (Phase.BACKWARD, 2.5)):
         ops.append(elementwise(local, f"conv_{phase.value}", "attn", phase, ratio * conv,
                                kernels=2))

@@ -7,8 +7,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from simcore.efficiency import Source
 from simcore.local import Local
-from simcore.typing import FloatArray, Num
+from simcore.typing import FloatArray, IntArray, Num
 
 
 class Phase(StrEnum):
@@ -46,6 +47,8 @@ class Op:
         Exposed time [s].
     flops, bytes : ndarray
         What it computes [FLOP] and moves in memory or over links [B].
+    source : ndarray
+        Where its rate comes from, `simcore.efficiency.Source` codes.
     """
 
     name: str
@@ -55,14 +58,20 @@ class Op:
     seconds: FloatArray
     flops: FloatArray
     bytes: FloatArray
+    source: IntArray
 
 
 def make(local: Local, name: str, module: str, phase: Phase, seconds: Num, *,
-         term: Term = Term.COMPUTE, flops: Num = 0.0, bytes_moved: Num = 0.0) -> Op:
+         term: Term = Term.COMPUTE, flops: Num = 0.0, bytes_moved: Num = 0.0,
+         source: IntArray | Source = Source.FORMULA) -> Op:
     """Build an operator, broadcasting numbers to the batch."""
     n = len(local.batch)
     return Op(name, module, phase, term, _full(seconds, n), _full(flops, n),
-              _full(bytes_moved, n))
+              _full(bytes_moved, n), _codes(source, n))
+
+
+def _codes(source: IntArray | Source, n: int) -> IntArray:
+    return source if isinstance(source, np.ndarray) else np.full(n, int(source))
 
 
 def _full(value: Num, n: int) -> FloatArray:

@@ -19,8 +19,10 @@ GROUPED_DISPATCH_EFFICIENCY = 1.25
 
 
 def seconds(local: Local, kind: Collective, size_bytes: Num, group: Placement) -> FloatArray:
-    """Time of one collective on the system's network [s]."""
-    return collective_s(kind, size_bytes=size_bytes, group=group, network=local.system.network)
+    """Time of one collective of a layer on the system's network, inside a step [s]."""
+    network = local.system.network
+    return network.in_step_slowdown * collective_s(kind, size_bytes=size_bytes, group=group,
+                                                   network=network)
 
 
 def tensor_parallel_ops(local: Local, kind: LayerKind, compute: list[Op]) -> list[Op]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from simcore.inputs.fields import code
 from simcore.inputs.model import LayerKind, MlpKind, ModelSpec
-from simcore.kernels import elementwise, gemm, launch_s, memory_bytes_per_s
+from simcore.kernels import elementwise, gemm, launch_s, memory_bytes_per_s, memory_source
 from simcore.local import Local
 from simcore.operators.attention import norm_ops, residual_ops
 from simcore.operators.base import Op, Phase, make
@@ -95,7 +95,8 @@ def _permute_ops(local: Local) -> list[Op]:
     passes = passes * local.software("moe_passes")
     moved = passes * 2.0 * (2.0 * sent + 2.0 * second * received)
     return [make(local, f"permute_{phase.value}", "permute", phase,
-                 moved / rate + 4 * passes * launch_s(local), bytes_moved=moved)
+                 moved / rate + 4 * passes * launch_s(local), bytes_moved=moved,
+                 source=memory_source(local.system))
             for phase in Phase]
 
 
