@@ -27,6 +27,7 @@ UNITS = (4, 8, 16, 32, 64, 128, 256)
 """Sequences times query heads on the device."""
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 WINDOWS = (128.0, 1024.0)
+NEAR = 1e-6
 EDGE = 1.01
 """How far beyond the grid a shape still counts as inside."""
 
@@ -88,25 +89,38 @@ class _Grid:
         for axis in range(len(self.axes) - 2, -1, -1):
             strides[axis] = strides[axis + 1] * len(self.axes[axis + 1])
         offsets = np.zeros(1, np.int64)
-        for stride in strides:
+        for stride in strides[::-1]:
             offsets = np.concatenate([offsets, offsets + stride])
         return offsets, strides
 
-    def at(self, *points: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """Rates at points given as logarithms, (u,), and which of them are grid points."""
+    @cached_property
+    def indices(self) -> tuple[FloatArray, ...]:
+        """Numbers of the points of each axis."""
+        return tuple(np.arange(len(axis), dtype=np.float64) for axis in self.axes)
+
+    def at(self, *points: Num) -> tuple[FloatArray, BoolArray]:
+        """Rates at points given as logarithms, (...,), and which of them are grid points.
+
+        Beyond the grid its edge holds.
+        """
         offsets, strides = self.corners
-        base: IntArray = np.zeros(points[0].shape, np.int64)
-        weights = np.ones((1, *points[0].shape))
-        exact: BoolArray = np.ones(points[0].shape, np.bool_)
-        for axis, stride, point in zip(self.axes, strides, points, strict=True):
-            place = np.interp(point, axis, np.arange(len(axis)))
-            low = np.minimum(place.astype(np.int64), len(axis) - 2)
-            part = place - low
-            base = base + low * stride
-            weights = np.concatenate([weights * (1.0 - part), weights * part])
-            exact &= np.abs(np.round(place) - place) < 1e-6
-        corner = self.log_rates[base + offsets.reshape(-1, *[1] * base.ndim)]
-        return np.exp((corner * weights).sum(axis=0)), exact
+        log_rates = self.log_rates
+        places = [np.interp(point, axis, index)
+                  for point, axis, index in zip(points, self.axes, self.indices, strict=True)]
+        lows = [np.minimum(place.astype(np.int64), len(axis) - 2)
+                for place, axis in zip(places, self.axes, strict=True)]
+        parts = [place - low for place, low in zip(places, lows, strict=True)]
+        base = sum(low * stride for low, stride in zip(lows, strides, strict=True))
+        corners = log_rates[np.asarray(base)[..., None] + offsets]
+        for part in parts:
+            # The first axis is the slowest: its halves stand one behind the other.
+            half = corners.shape[-1] // 2
+            corners = corners[..., :half] + part[..., None] * (
+                corners[..., half:] - corners[..., :half])
+        exact = parts[0] * (1.0 - parts[0]) < NEAR
+        for part in parts[1:]:
+            exact = exact & (part * (1.0 - part) < NEAR)
+        return np.exp(corners[..., 0]), exact
 
 
 @dataclass(frozen=True)
@@ -124,9 +138,11 @@ class Table:
                 for key, value in _arrays(self.name).items() if key.startswith("gemm_")}
 
     @cached_property
-    def _attention(self) -> _Grid:
-        axes = tuple(np.log(axis) for axis in ((1.0, 2.0), HEAD_DIMS, UNITS, LENGTHS))
-        return _Grid(axes, np.log(_arrays(self.name)["attention"]).reshape(-1))
+    def _attention(self) -> tuple[_Grid, ...]:
+        """Forward and backward."""
+        axes = tuple(np.log(axis) for axis in (HEAD_DIMS, UNITS, LENGTHS))
+        return tuple(_Grid(axes, np.log(rates).reshape(-1))
+                     for rates in _arrays(self.name)["attention"])
 
     @cached_property
     def _windows(self) -> FloatArray:
@@ -141,28 +157,32 @@ class Table:
         """Whether gradients' kernels were measured on this device, not on another."""
         return self.name in ("a100", "b200") and not self.is_transferred
 
-    def gemm(self, dtype: str, m: FloatArray, n: FloatArray, k: FloatArray, layout: Layout, *,
-             num_multiprocessors: float) -> Found:
-        """Share of the dtype's peak of products, kernels measured alone."""
+    def gemm(self, dtype: str, m: FloatArray, n: FloatArray, k: FloatArray,
+             layout: Layout | IntArray, *, num_multiprocessors: float) -> Found:
+        """Share of the dtype's peak of products, kernels measured alone; arrays of one shape.
+
+        `layout` broadcasts with them.
+        """
         grid = self._gemm[dtype] if dtype in self._gemm else self._gemm["bf16"]
-        inside_m = np.clip(m, GEMM_M[0], GEMM_M[-1])
-        inside_n = np.clip(n, GEMM_N[0], GEMM_N[-1])
-        inside_k = np.clip(k, GEMM_K[0], GEMM_K[-1])
-        share, exact = grid.at(np.log(inside_m), np.log(inside_n), np.log(inside_k))
-        beyond = ((np.maximum(m, inside_m) > EDGE * inside_m) | (inside_m > EDGE * m)
-                  | (np.maximum(n, inside_n) > EDGE * inside_n) | (inside_n > EDGE * n)
-                  | (np.maximum(k, inside_k) > EDGE * inside_k) | (inside_k > EDGE * k))
-        if np.any(beyond):
+        share, exact = grid.at(np.log(m), np.log(n), np.log(k))
+        beyond = ((m > EDGE * GEMM_M[-1]) | (m * EDGE < GEMM_M[0])
+                  | (n > EDGE * GEMM_N[-1]) | (n * EDGE < GEMM_N[0])
+                  | (k > EDGE * GEMM_K[-1]) | (k * EDGE < GEMM_K[0]))
+        is_forward = np.equal(layout, Layout.FORWARD)
+        source = np.where(exact & is_forward, Source.MEASURED, Source.INTERPOLATED)
+        if self.is_transferred:
+            source = np.full_like(source, Source.TRANSFERRED)
+        elif not self.backward_is_measured:
+            source = np.where(is_forward, source, Source.TRANSFERRED)
+        if beyond.any():
+            edge = (np.clip(m, GEMM_M[0], GEMM_M[-1]), np.clip(n, GEMM_N[0], GEMM_N[-1]),
+                    np.clip(k, GEMM_K[0], GEMM_K[-1]))
+
             def formula(*shape: FloatArray) -> Num:
                 return gemm_shape_efficiency(*shape, num_multiprocessors=num_multiprocessors)
-            share = np.where(beyond, share * formula(m, n, k)
-                             / formula(inside_m, inside_n, inside_k), share)
-        share = np.minimum(share * self._layouts[layout], 1.0)
-        source = np.where(exact & (layout is Layout.FORWARD), Source.MEASURED,
-                          Source.INTERPOLATED)
-        if self.is_transferred or (layout is not Layout.FORWARD and not self.backward_is_measured):
-            source = np.full_like(source, Source.TRANSFERRED)
-        return Found(share, np.where(beyond, Source.FORMULA, source))
+            share = np.where(beyond, share * formula(m, n, k) / formula(*edge), share)
+            source = np.where(beyond, Source.FORMULA, source)
+        return Found(np.minimum(share * self._layouts[layout], 1.0), source)
 
     def attention(self, *, head_dim: float, units: FloatArray, length: FloatArray,
                   window: float, backward: bool) -> Found:
@@ -179,14 +199,11 @@ class Table:
         window : float
             [tokens]; 0: none.
         """
-        lengths = np.clip(length, LENGTHS[0], LENGTHS[-1])
         # Below the grid the work on the device decides: fewer heads like a shorter sequence.
         few = np.minimum(units / UNITS[0], 1.0)
-        one = np.ones_like(lengths)
-        share, exact = self._attention.at(
-            np.log(one * (2.0 if backward else 1.0)),
-            np.log(one * min(max(head_dim, HEAD_DIMS[0]), HEAD_DIMS[-1])),
-            np.log(np.clip(units, UNITS[0], UNITS[-1])), np.log(lengths))
+        grid = self._attention[backward]
+        share, exact = grid.at(np.full_like(units, np.log(head_dim)), np.log(units),
+                               np.log(length))
         share = share * few
         if window > 0:
             rates = np.interp(np.log(window), np.log([*WINDOWS, 8192.0]), [*self._windows, 1.0])

@@ -14,6 +14,8 @@ from simcore.operators.base import Op, Phase, make
 from simcore.typing import FloatArray, IntArray, Num
 from simcore.units import GB, MICRO, TERA
 
+PRODUCT_NAMES = ("fwd", "dgrad", "wgrad")
+"""By `Layout`."""
 GROUPED_STREAMS = 4.0
 """Products of a group that run side by side (Transformer Engine, ``num_streams``)."""
 BLOCK_SCALED_FRAC = 0.9
@@ -57,18 +59,31 @@ LOW_PRECISION_TABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Table that the products of each 8- and 4-bit precision take."""
 
 
-def product_rate(local: Local, m: FloatArray, n: FloatArray, k: FloatArray, layout: Layout, *,
-                 low_precision: bool) -> Rate:
-    """Sustained rate of products of a shape, in the strategy's precision."""
+def product_rates(local: Local, m: FloatArray, n: FloatArray, k: FloatArray, *,
+                  low_precision: bool) -> Rate:
+    """Sustained rates of a layer's products in the strategy's precision.
+
+    Parameters
+    ----------
+    m, n, k : ndarray, shape (layouts, u)
+        In the order of `Layout`.
+    low_precision : bool
+
+    Returns
+    -------
+    Rate
+        Arrays of shape (layouts, u).
+    """
     accelerator, efficiency = local.system.accelerator, local.system.efficiency
     table, processors = table_of(local.system), accelerator.num_multiprocessors
+    layouts = np.arange(len(m))[:, None]
 
     def found(dtype: str, peak_tflops: float, frac: float) -> tuple[FloatArray, IntArray]:
         sustained = peak_tflops * TERA * efficiency.sustained_frac
         if table is None:
             share = frac * gemm_shape_efficiency(m, n, k, num_multiprocessors=processors)
-            return sustained * np.asarray(share), np.full(len(local.batch), Source.FORMULA)
-        measured = table.gemm(dtype, m, n, k, layout, num_multiprocessors=processors)
+            return sustained * np.asarray(share), np.full(m.shape, Source.FORMULA)
+        measured = table.gemm(dtype, m, n, k, layouts, num_multiprocessors=processors)
         over = {"bf16": 1.0, "nvfp4": efficiency.fp4_over_table}.get(
             dtype, efficiency.fp8_over_table)
         return sustained * np.minimum(over * measured.share, 1.0), measured.source
@@ -142,15 +157,17 @@ def gemm(local: Local, name: str, module: str, *, rows: FloatArray, out: Num, in
     fp8 = local.is_fp8 & low_precision
     size = np.where(fp8, np.where(local.precision_is("nvfp4"), NVFP4_BYTES, 1.0),
                     local.bytes_per_value)
-    args = (local, module)
-    ops = [_product(*args, f"{name}_fwd", Layout.FORWARD, rows, out, inner, size,
-                    local.bytes_per_value, groups, low_precision),
-           _product(*args, f"{name}_dgrad", Layout.DATA_GRADIENT, rows, inner, out, size,
-                    local.bytes_per_value, groups, low_precision)]
+    count = 3 if weights_gradient else 2
+    rates = product_rates(local, *_shapes(local, rows, out, inner, groups, count),
+                          low_precision=low_precision)
+    fused = local.on("grad_accumulation_fusion")
+    shapes = ((rows, out, inner), (rows, inner, out), (out, inner, rows))
+    written = (local.bytes_per_value, local.bytes_per_value, np.where(fused, 8.0, 2.0))
+    ops = [_product(local, module, f"{name}_{PRODUCT_NAMES[layout]}", layout, *shapes[layout],
+                    size, written[layout], groups,
+                    Rate(rates.flops_per_s[layout], rates.source[layout]))
+           for layout in tuple(Layout)[:count]]
     if weights_gradient:
-        fused = local.on("grad_accumulation_fusion")
-        ops.append(_product(*args, f"{name}_wgrad", Layout.WEIGHT_GRADIENT, out, inner, rows,
-                            size, np.where(fused, 8.0, 2.0), groups, low_precision))
         # Not fused: the product is written in bf16, then added to the fp32 buffer.
         extra = np.where(fused, 0.0, 10.0 * out * inner * groups)
         ops.append(make(local, f"{name}_accumulate", module, Phase.BACKWARD,
@@ -167,35 +184,42 @@ def gemm(local: Local, name: str, module: str, *, rows: FloatArray, out: Num, in
     return ops
 
 
-def _product(local: Local, module: str, name: str, layout: Layout, m: FloatArray, n: FloatArray,
-             k: FloatArray, size: FloatArray, out_bytes: Num, groups: Num,
-             low_precision: bool) -> Op:
-    """One (grouped) product of m x n x k; `m`, or `k` in a weight gradient, spans all groups.
+def _shapes(local: Local, rows: FloatArray, out: FloatArray, inner: FloatArray, groups: Num,
+            count: int) -> FloatArray:
+    """m, n and k of the products that run at one time, shape (3, count, u).
 
     A grouped product is a loop of products over a few streams (Transformer Engine's
-    ``nvte_multi_tensor_gemm``): some run side by side, and none starts sooner than the CPU
-    launches it.
+    ``nvte_multi_tensor_gemm``), some of which run side by side.
     """
-    groups = np.asarray(groups, np.float64)
+    shapes = np.empty((3, count, len(local.batch)))
+    beside = np.where(local.on("grouped_gemm"), np.minimum(groups, GROUPED_STREAMS), 1.0)
+    each = np.maximum(rows / groups, 1.0)
+    for layout, shape in enumerate(((each * beside, out, inner), (each * beside, inner, out),
+                                    (out * beside, inner, each))[:count]):
+        for axis, length in enumerate(shape):
+            shapes[axis, layout] = length
+    return np.maximum(shapes, 1.0)
+
+
+def _product(local: Local, module: str, name: str, layout: Layout, m: FloatArray, n: FloatArray,
+             k: FloatArray, size: FloatArray, out_bytes: Num, groups: Num, rate: Rate) -> Op:
+    """One (grouped) product of m x n x k; `m`, or `k` in a weight gradient, spans all groups.
+
+    No product of a group starts sooner than the CPU launches it.
+    """
     by_depth = layout is Layout.WEIGHT_GRADIENT
-    grouped = groups > 1
-    each_m, each_k = (m, k / groups) if by_depth else (m / groups, k)
-    together = local.on("grouped_gemm")
-    beside = np.where(grouped & together, np.minimum(groups, GROUPED_STREAMS), 1.0)
-    rate = product_rate(local, np.maximum(each_m * beside, 1.0), n, np.maximum(each_k, 1.0),
-                        layout, low_precision=low_precision)
     flops = 2.0 * m * n * k
-    copies = groups if by_depth else 1.0
-    moved = size * (m * k + n * k * np.where(by_depth, 1.0, groups)) + out_bytes * (
-        m * n * copies)
-    # Inputs of a weight gradient are as long as the tokens; its output is one a group.
-    launches = np.where(grouped & ~together, groups, 1.0)
-    reached = rate.flops_per_s * np.where(
-        grouped, local.system.efficiency.grouped_gemm_frac, 1.0)
+    moved = size * (m * k + n * k * (1.0 if by_depth else groups)) + out_bytes * (
+        m * n * (groups if by_depth else 1.0))
+    reached, launches, floor = rate.flops_per_s, np.asarray(1.0), np.asarray(0.0)
+    if np.any(np.asarray(groups) > 1):
+        grouped, together = np.asarray(groups) > 1, local.on("grouped_gemm")
+        reached = reached * np.where(grouped, local.system.efficiency.grouped_gemm_frac, 1.0)
+        launches = np.where(grouped & ~together, groups, 1.0)
+        floor = np.where(grouped, groups * local.software("grouped_launch_us") * MICRO, 0.0)
     seconds = roofline_s(flops, moved, flops_per_s=np.maximum(reached, 1.0),
                          bytes_per_s=memory_bytes_per_s(local),
                          launch_s=launches * launch_s(local))
-    floor = np.where(grouped, groups * local.software("grouped_launch_us") * MICRO, 0.0)
     return make(local, name, module,
                 Phase.FORWARD if layout is Layout.FORWARD else Phase.BACKWARD,
                 np.maximum(seconds, floor), flops=flops, bytes_moved=moved, source=rate.source)
