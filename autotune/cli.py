@@ -95,6 +95,14 @@ frees most memory for least time. Fields that are given are held fixed.
 Example: autotune recommend --model llama70b --gpus 64
 
 Exit status 3 where nothing fits on N GPUs: the nearest miss is shown."""),
+    ("export", "autotune.commands.export", options.export_parameters, """\
+Write a strategy as the arguments of the framework that trains it, each with its reason.
+
+What the framework cannot express is refused by name (exit status 2) or said in a note. Nothing
+is launched.
+
+Example: autotune export strategy.yaml --to megatron-lm --launcher slurm --with-model --out
+job"""),
     ("validate", "autotune.commands.validate", options.validate_parameters, """\
 Compare predictions with measured runs.
 

@@ -214,6 +214,20 @@ def trace_parameters() -> list[Parameter]:
     return [_strategy_file(), *_subject(), *own, *_output(), *field_parameters(lists=False)]
 
 
+def export_parameters() -> list[Parameter]:
+    """Options of ``export``."""
+    own = [
+        _text("to", "--to", "megatron-lm, or json: every field, resolved.", OUTPUT, "TARGET",
+              words=lambda: ("megatron-lm", "json")),
+        _text("launcher", "--launcher", "Also write what would launch it: torchrun (a script), "
+              "slurm (an sbatch file) or kubernetes (a PyTorchJob). Nothing is launched.",
+              OUTPUT, "KIND", words=lambda: ("torchrun", "slurm", "kubernetes")),
+        _flag("with_model", "--with-model", "Also write the model's arguments.", OUTPUT),
+        _text("out", "--out", "Folder for the files.", OUTPUT, "DIR"),
+    ]
+    return [_strategy_file(), *_subject(), *own, *_output(), *field_parameters(lists=False)]
+
+
 def report_parameters() -> list[Parameter]:
     """Options of ``report``."""
     return [
