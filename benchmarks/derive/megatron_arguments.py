@@ -107,7 +107,8 @@ def differences(args: Any, row: Mapping[str, Any], *, is_moe: bool) -> list[str]
              row["grad_dtype"])
     if row["vpp"] > 1:
         same("overlap_p2p", args.overlap_p2p_comm, row["overlap_p2p"])
-        same("microbatch_group_size", args.microbatch_group_size_per_vp_stage,
+        # TransformerConfig takes pp where none is given.
+        same("microbatch_group_size", args.microbatch_group_size_per_vp_stage or row["pp"],
              row["microbatch_group_size"])
     kind = row["recompute"]
     if kind == "none":
