@@ -1,6 +1,6 @@
 """Export against Megatron-LM's own validation: what searches rank, and random strategies.
 
-    python benchmarks/export_acceptance.py [--searched 500] [--random 2000]
+    python benchmarks/derive/export_acceptance.py [--searched 500] [--random 2000]
 
 Prints how many ranked strategies Megatron accepts with the same meaning, and on random ones every
 difference between our rules and Megatron's, with an example of each.
@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "derive")]
 
 from megatron_arguments import differences, judge, pretend
 
