@@ -130,13 +130,13 @@ def device_bytes(frame: Frame, peak: FloatArray, dynamic: FloatArray, activation
 
     usual = reserved(peak, dynamic, constants.likely, constants.expandable)
     worst = reserved(peak, dynamic, constants.high, constants.expandable_high)
-    drift = np.zeros(len(frame))
+    more, drifted = (peak, dynamic), worst
     if frame.model.is_moe:
         dropless = frame.batch.real("capacity_factor") <= 0
         drift = np.where(dropless & (frame.batch["ep"] > 1),
                          (IMBALANCE_HIGH - 1.0) * _expert_share(frame) * activations, 0.0)
-    more = (peak + drift, dynamic + drift)
-    drifted = reserved(*more, constants.high, constants.expandable_high)
+        more = peak + drift, dynamic + drift
+        drifted = reserved(*more, constants.high, constants.expandable_high)
     new = reserved(*more, constants.expandable_high, constants.expandable_high)
     return DeviceMemory(usual + outside, worst - usual, drifted - worst,
                         (constants.outside_high - 1.0) * outside, drifted - new)
