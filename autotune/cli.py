@@ -103,6 +103,23 @@ is launched.
 
 Example: autotune export strategy.yaml --to megatron-lm --launcher slurm --with-model --out
 job"""),
+    ("whatif", "autotune.commands.whatif", options.whatif_parameters, """\
+Ask what a figure of the hardware is worth.
+
+Varies figures of a system (peak rates, memory size and bandwidth, link bandwidths and latencies,
+efficiencies, NVLink domain, ...) and searches the best strategy anew at every value: curves,
+elasticities, and break-even points, from which on another strategy is the best.
+
+Example: autotune whatif --model deepseek-v3 --system b200-sxm --gpus 256 --vary
+nic_gb_per_s=x0.25..x4:10"""),
+    ("codesign", "autotune.commands.codesign", options.codesign_parameters, """\
+Design the next chip: the figures that give most throughput for what they cost.
+
+Searches figures of a system with Optuna under formulas for cost, area and power that you give,
+for a set of workloads; every design runs the best strategy it allows. Answers with the designs
+that no other beats, and what each would run.
+
+Example: autotune codesign design.yaml --trials 200"""),
     ("validate", "autotune.commands.validate", options.validate_parameters, """\
 Compare predictions with measured runs.
 

@@ -230,6 +230,14 @@ def bound(model: ModelSpec, system: SystemSpec, batch: Batch, *,
                   columns["verdict"])
 
 
+def lower_bound_s(model: ModelSpec, system: SystemSpec, batch: Batch) -> FloatArray:
+    """Bound the step times of resolved, legal strategies from below, shape (n,) [s].
+
+    What `bound` gives, without the memory: to time known strategies on another system.
+    """
+    return Timing(Frame.build(model, system, batch)).lower_bound_s()
+
+
 def evaluate(model: ModelSpec, system: SystemSpec, batch: Batch, *,
              limit_bytes: float | None = None) -> Predictions:
     """Predict strategies.

@@ -240,6 +240,41 @@ def report_parameters() -> list[Parameter]:
     ]
 
 
+def whatif_parameters() -> list[Parameter]:
+    """Options of ``whatif``."""
+    panel = "What if"
+    vary = typer.Option("--vary", help="Figure of the system file and its values: "
+                        "nic_gb_per_s=25,50,100, or x0.5..x4:10 for ten values from half to four "
+                        "times the system's own. Can be given several times.",
+                        rich_help_panel=panel, metavar="FIGURE=VALUES", show_default=False)
+    own = [
+        Parameter("vary", Parameter.KEYWORD_ONLY, default=None,
+                  annotation=Annotated[list[str] | None, vary]),
+        _flag("together", "--together", "Every combination of the values, instead of one figure "
+              "at a time.", panel),
+        _text("page", "--page", "Also write curves as one HTML page.", OUTPUT, "FILE.html"),
+        _text("space", "--space", "Search space (YAML). Default: the shipped one.", panel, "FILE"),
+        _flag("no_marginal", "--no-marginal", "Drop strategies whose fit is uncertain.", panel),
+    ]
+    return [*_subject(), *own, *_output(), *field_parameters(lists=True)]
+
+
+def codesign_parameters() -> list[Parameter]:
+    """Options of ``codesign``."""
+    panel = "Codesign"
+    return [
+        _argument("design", "Design file (YAML): figures and their ranges, formulas for cost, "
+                  "area and power, constraints, workloads.", str | None),
+        _text("trials", "--trials", "Designs that are looked at. Default: 100.", panel, "N"),
+        _text("seed", "--seed", "Same seed, same answer. Default: 0.", panel, "N"),
+        _text("sampler", "--sampler", "tpe, nsga2 or random. Default: the design file's, tpe.",
+              panel, "NAME", words=lambda: ("tpe", "nsga2", "random")),
+        _text("storage", "--storage", "Where the Optuna study is kept; an earlier one of the same "
+              "name goes on. Default: in memory.", panel, "FILE|URL"),
+        *_output(),
+    ]
+
+
 def plan_parameters() -> list[Parameter]:
     """Options of ``plan``."""
     panel = "Plan"

@@ -33,6 +33,8 @@ OWN_OPTIONS = {
     "trace": COMMON | SUBJECT | {"--out", "--ranks", "--max-events", "--memory-snapshot"},
     "report": COMMON | {"--out", "--figures", "--figure-format"},
     "compare": COMMON,
+    "whatif": COMMON | SUBJECT | {"--vary", "--together", "--page", "--space", "--no-marginal"},
+    "codesign": COMMON | {"--trials", "--seed", "--sampler", "--storage"},
     "plan": COMMON | {"--out", "--against", "--kept", "--jobs", "--backend", "--scheduler"},
     "models": COMMON,
     "systems": COMMON,
@@ -53,7 +55,7 @@ def options_of(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", OWN_OPTIONS)
 def test_options_are_frozen(name: str) -> None:
-    takes_fields = name in ("search", "predict", "check", "trace", "recommend")
+    takes_fields = name in ("search", "predict", "check", "trace", "recommend", "whatif")
     fields = {f.option for f in FIELDS} if takes_fields else set()
     assert options_of(name) == OWN_OPTIONS[name] | fields
 

@@ -13,6 +13,7 @@ import typer
 
 from autotune.__main__ import main
 from autotune.cli import build
+from autotune.hardware.codesign import read_design
 from autotune.planning.spec import read_plan
 from autotune.space import load_space
 
@@ -92,7 +93,7 @@ def test_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_yaml_examples_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strategy, space = (text for kind, text in FENCES if kind == "yaml"
-                       and "clusters:" not in text)
+                       and "clusters:" not in text and "formulas:" not in text)
     (tmp_path / "strategy.yaml").write_text(strategy)
     (tmp_path / "space.yaml").write_text(space)
     assert main(["check", "--strategy", str(tmp_path / "strategy.yaml")]) == 0
@@ -104,3 +105,9 @@ def test_plan_example_is_a_plan(tmp_path: Path) -> None:
     text, = (text for kind, text in FENCES if kind == "yaml" and "clusters:" in text)
     (tmp_path / "plan.yaml").write_text(text)
     assert read_plan(tmp_path / "plan.yaml").clusters[0].counts == (64, 128, 256, 512, 1024)
+
+
+def test_design_example_is_a_design(tmp_path: Path) -> None:
+    text, = (text for kind, text in FENCES if kind == "yaml" and "formulas:" in text)
+    (tmp_path / "design.yaml").write_text(text)
+    assert len(read_design(tmp_path / "design.yaml").workloads) == 2
