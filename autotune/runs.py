@@ -136,8 +136,8 @@ def translate(cells: Mapping[str, str], extras: Mapping[str, str]
         # Composer's modes: llm-foundry on PyTorch's first FSDP, with FlashAttention 1.
         fields.setdefault("framework_version", COMPOSER_VERSION)
     if conditions.get("compile") == "0":
-        # torch.compile is what fuses them.
-        for name in ("fused_norm", "fused_rope", "fused_swiglu"):
+        # torch.compile is what fuses them (PyTorch's RMSNorm is one kernel without it).
+        for name in ("fused_rope", "fused_swiglu"):
             fields.setdefault(name, "false")
     if fields.get("framework") == "aleph-alpha-scaling" and "kernel" in conditions:
         if conditions["kernel"] == "torch":
