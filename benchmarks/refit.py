@@ -195,12 +195,12 @@ def main(argv: Sequence[str]) -> int:
         if names and problem.name not in names:
             continue
         result[problem.name] = solve(folder, problem)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
         for part, found in result[problem.name]["errors"].items():
             print(part, found)
         for row in result[problem.name]["constants"]:
             print("  ", row["place"], row["shipped"][-1], row["refitted_ratio"],
                   row["fold_ratios"])
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 
