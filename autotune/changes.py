@@ -8,7 +8,7 @@ from typing import Any
 
 from simcore.batch import Batch
 from simcore.inputs.codec import Value
-from simcore.inputs.fields import RECOMPUTE_BIT
+from simcore.inputs.fields import FIELD, RECOMPUTE_BIT
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
@@ -18,6 +18,10 @@ from simcore.rules import check
 from simcore.units import GIB
 
 Change = dict[str, Value]
+GROWTH = tuple(2**i for i in range(1, 13))
+"""Factors by which a cluster may grow."""
+MAX_DEEPER = 64
+"""Factor by which the pipeline may grow with it."""
 VERDICTS = ("fits", "marginal", "does_not_fit")
 ALTERS = ("grad_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "precision")
 """Fields whose change alters the numerics of training."""
@@ -124,6 +128,36 @@ def resolved(model: ModelSpec, system: SystemSpec, strategy: Strategy) -> Strate
     return resolve(model, system, Batch.from_strategies([strategy])).row(0)
 
 
+def larger_clusters(now: Strategy) -> list[Change]:
+    """List larger clusters, with more data parallelism or a deeper pipeline."""
+    gpus, pp = int(now.gpus or 1), int(now.pp or 1)
+    grow = [k for k in GROWTH if gpus * k <= FIELD["gpus"].maximum]
+    more: list[Change] = [{"gpus": gpus * k} for k in grow]
+    return more + [{"gpus": gpus * k, "pp": pp * a} for k in grow for a in GROWTH
+                   if a <= min(k, MAX_DEEPER)]
+
+
+def fewest(found: list[Changed]) -> list[Changed]:
+    """Drop changes that go further than another one of the same fields, or of fewer.
+
+    ``--tp 8`` is left out beside ``--tp 4``, and ``--tp 4 --recompute full`` beside ``--tp 4``.
+    """
+    distinct = list({tuple(sorted(c.change.items())): c for c in found}.values())
+    return [a for a in distinct
+            if not any(b is not a and _asks_less(b.change, a.change) for b in distinct)]
+
+
+def _asks_less(b: Change, a: Change) -> bool:
+    """Tell whether change b alters no field that a leaves, and none of them further."""
+    if not set(b) <= set(a):
+        return False
+    pairs = [(name, value, a[name]) for name, value in b.items() if value != a[name]]
+    # A smaller micro-batch goes further, as a larger degree does.
+    return all(isinstance(own, int) and isinstance(other, int)
+               and (own > other if name == "mbs" else own < other)
+               for name, own, other in pairs)
+
+
 def remedies(model: ModelSpec, system: SystemSpec, strategy: Strategy, *,
              verdicts: Sequence[str] = VERDICTS[:2], count: int = 5,
              limit_bytes: float | None = None) -> tuple[Changed, ...]:
@@ -132,13 +166,15 @@ def remedies(model: ModelSpec, system: SystemSpec, strategy: Strategy, *,
     What alters training, and more GPUs, come last: they are not what was asked for.
     """
     now = resolved(model, system, strategy)
-    parallel = parallel_changes(now, model) + [
-        {"gpus": int(now.gpus or 1) * k} for k in (2, 4, 8, 16)]
+    parallel = parallel_changes(now, model) + larger_clusters(now)
     single = recompute_changes(now, model) + parallel + other_changes(now)
     both: list[Change] = [] if now.recompute == "full" else [
         {**change, "recompute": "full"} for change in parallel]
     found = [c for c in try_changes(model, system, strategy, single + both,
                                     limit_bytes=limit_bytes) if c.verdict in verdicts]
-    found.sort(key=lambda c: ("gpus" in c.change, any(n in ALTERS for n in c.change),
-                              c.step_time_s))
-    return tuple(found[:count])
+    found = fewest(found)
+    found.sort(key=lambda c: (int(c.change.get("gpus") or 0),
+                              any(n in ALTERS for n in c.change), c.step_time_s))
+    own = [c for c in found if "gpus" not in c.change][:count]
+    grown = [c for c in found if "gpus" in c.change][:max(1, count - len(own))]
+    return tuple((own[:count - len(grown)] if len(own) == count else own) + grown)

@@ -162,7 +162,8 @@ class SearchResult:
             "space": {k: list(v) for k, v in self.space.items()},
             "candidates": self.candidates, "evaluated": self.evaluated,
             "simulated": self.simulated, "feasible": self.feasible,
-            "rejected": dict(self.rejected), "exact": self.exact, "wall_s": self.wall_s,
+            "rejected": dict(self.rejected), "rejected_examples": self.examples,
+            "exact": self.exact, "wall_s": self.wall_s,
             "ranked": [r.to_dict() for r in self.ranked],
         }
 

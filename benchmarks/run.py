@@ -20,7 +20,7 @@ def main() -> None:
     """Run the cases that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+", choices=[*CASES, "all"])
-    for option, default in (("seeds", 2), ("problems", 1), ("trials", 150)):
+    for option, default in (("seeds", 10), ("problems", 8), ("trials", 30)):
         parser.add_argument(f"--{option}", type=int, default=default, help="of samplers")
     given = vars(parser.parse_args())
     names = given.pop("names")

@@ -12,9 +12,17 @@ def run(values: Mapping[str, object]) -> int:
     """Check one strategy: legality, then fit."""
     style = output_format(values)
     case = read_case(values)
+    from simcore.errors import InputError
     from simcore.prediction import predict
 
-    prediction = predict(case.model, case.system, case.strategy)
+    try:
+        prediction = predict(case.model, case.system, case.strategy)
+    except InputError as error:
+        if style != "table":
+            from autotune.report.emit import emit_illegal
+            emit_illegal(case.model.name, case.system.name, case.strategy.given(), error.issues,
+                         style=style)
+        raise
     data = prediction.to_dict()
     fits = data["verdict"] != "does_not_fit"
     from autotune.changes import remedies

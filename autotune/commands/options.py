@@ -74,7 +74,14 @@ def _argument(name: str, help_text: str, kind: object,
                      annotation=Annotated[kind, argument])
 
 
-def field_help(field: Field) -> str:
+SEARCHED = ("tp", "cp", "pp", "vpp", "ep", "etp", "first_stage_layers", "last_stage_layers",
+            "mbs", "sp", "zero", "recompute", "recompute_layers", "overlap_grad_reduce",
+            "overlap_param_gather", "tp_comm_overlap", "overlap_p2p", "ep_comm_overlap",
+            "shared_expert_overlap", "delay_wgrad_compute")
+"""Axes of the default spaces, named here so that help texts need no files."""
+
+
+def field_help(field: Field, *, searched: bool = False) -> str:
     """Say what a field is, what it may be and what it becomes where it is left out."""
     modelled = [c for c in field.choices if c not in field.not_modelled]
     match field.kind:
@@ -85,6 +92,8 @@ def field_help(field: Field) -> str:
         case _:
             values = ""
     default = "Required" if field.default == "required" else f"Default: {field.default}"
+    if searched:
+        default = "Default: searched"
     return f"{field.help}{values} {default}."
 
 
@@ -97,7 +106,8 @@ def field_parameters(*, lists: bool) -> list[Parameter]:
         Whether a list or ``auto`` is taken beside a value (search).
     """
     tail = "|LIST|auto" if lists else ""
-    return [_text(f.name, f.option, field_help(f), PANELS[f.group], _METAVAR[f.kind] + tail,
+    return [_text(f.name, f.option, field_help(f, searched=lists and f.name in SEARCHED),
+                  PANELS[f.group], _METAVAR[f.kind] + tail,
                   words=partial(_values, f)) for f in FIELDS]
 
 

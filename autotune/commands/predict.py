@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.commands.failures import DONE
+from autotune.commands.failures import DONE, say
 from autotune.commands.inputs import Problems, number, output_format, read_case, text
 from autotune.commands.options import EXPLAINED
 
@@ -42,4 +42,7 @@ def run(values: Mapping[str, object]) -> int:
     if values.get("pictures") and style == "table":
         from autotune.report.pictures import print_prediction_pictures
         print_prediction_pictures(prediction, data)
+    if data["verdict"] == "does_not_fit":
+        say("note: it does not fit; 'autotune check' with the same options names changes that "
+            "would make it fit")
     return DONE

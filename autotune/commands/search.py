@@ -34,8 +34,9 @@ def run(values: Mapping[str, object]) -> int:
     result = _search(problem, options, style=style)
     from autotune.report.emit import emit_search
 
-    if options["storage"] and not _own_storage(options):
-        result.study(options["storage"])
+    if options["storage"]:
+        study = result.recorded if _own_storage(options) else result.study(options["storage"])
+        _note_study(study.study_name, options["storage"])
     if options["out"]:
         result.save(options["out"])
     data = result.to_dict()
@@ -72,6 +73,12 @@ def _note_gbs(values: Mapping[str, object], data: Mapping[str, Any]) -> None:
     if ranked and not values.get("gbs") and ranked[0]["strategy"]["gbs"] != DEFAULT_GBS:
         say(f"note: gbs {ranked[0]['strategy']['gbs']}, since {DEFAULT_GBS} sequences do not "
             "divide over every data-parallel size of these GPUs; --gbs sets another")
+
+
+def _note_study(name: str, storage: str) -> None:
+    """Say under which name a study is stored where its usual one was taken."""
+    if name != "autotune":
+        say(f"note: '{storage}' held studies before; this one is called '{name}'")
 
 
 def _own_storage(options: Mapping[str, Any]) -> bool:

@@ -8,7 +8,10 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simcore.errors import Issue
 
 Data = Mapping[str, Any]
 
@@ -174,6 +177,15 @@ def emit_check(data: Data, changes: Sequence[Data], *, style: str) -> None:
            **data["strategy"], **{k: data[k] for k in kept[3:]},
            "binding_stage": stage.stage, "binding_part": stage.part}
     emit(result, style=style, table=table, rows=lambda: [row])
+
+
+def emit_illegal(model: str, system: str, strategy: Data, issues: Sequence[Issue], *,
+                 style: str) -> None:
+    """Write why a strategy is illegal, for programs; people read it on stderr."""
+    rows = [{"where": i.where, "message": i.message, "fix": i.fix} for i in issues]
+    data = {"model": {"name": model}, "system": {"name": system}, "strategy": dict(strategy),
+            "legal": False, "issues": rows}
+    emit(data, style=style, table=lambda: None, rows=lambda: rows)
 
 
 def emit_search(data: Data, *, style: str) -> None:

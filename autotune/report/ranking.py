@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from autotune.report.console import VERDICT_STYLE, Column, cell, console, duration, show
+from autotune.report.console import VERDICT_STYLE, Column, cell, clean, console, duration, show
 from autotune.report.digest import VERDICT_TEXT, binding, bounds, layout_text, recompute_text
 
 Data = Mapping[str, Any]
@@ -21,6 +21,11 @@ GOALS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "headroom": ("memory_headroom_gib", lambda gib: f"{gib:.1f} GiB"),
 }
 """Columns of the goals that have none otherwise."""
+REASONS = 6
+"""Reasons that are listed one by one; the others as a sum."""
+MEANING = {"memory": "needs more memory than the limit",
+           "marginal": "fits only without fragmentation, and --no-marginal was asked for"}
+"""What reasons mean that are no rule's; a rule gives an example of its own."""
 MARK = {"fits": "", "marginal": " ?", "does_not_fit": " !"}
 
 
@@ -115,9 +120,16 @@ def _totals(out: Console, data: Data) -> None:
                    f"{data['simulated']:,} simulated, {data['feasible']:,} fit"))
     rejected = sorted(data["rejected"].items(), key=lambda item: -item[1])
     if rejected:
-        text = ", ".join(f"{name} {count:,}" for name, count in rejected[:12])
-        more = f" and {len(rejected) - 12} more reasons" if len(rejected) > 12 else ""
-        out.print(cell(f"rejected   {text}{more}"))
+        examples = {**MEANING, **data.get("rejected_examples", {})}
+        for i, (name, count) in enumerate(rejected[:REASONS]):
+            words = examples.get(name, "")
+            line = Text(f"{'' if i else 'rejected':<11}{count:>12,}  {clean(name)}"
+                        + (f": {clean(words)}" if words else ""))
+            out.print(line, no_wrap=True, overflow="ellipsis")
+        if len(rejected) > REASONS:
+            rest = rejected[REASONS:]
+            out.print(cell(f"{'':<11}{sum(n for _, n in rest):>12,}  by {len(rest)} more rules "
+                           "(rejected.csv of --out, or --format json, names them)"))
     exact = ("yes: no legal candidate of the space is better" if data["exact"]
              else "no: candidates were sampled")
     out.print(cell(f"exact      {exact}"))

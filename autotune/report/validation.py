@@ -48,23 +48,16 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: "/".join(p) for name, p in zip(names, parts, strict=True)}
 
 
-def shortened(name: str, limit: int) -> str:
-    """Cut a long name in its middle."""
-    name = name.removesuffix(".csv")
-    if len(name) <= limit:
-        return name
-    head = (limit - 2) // 3
-    return f"{name[:head]}..{name[len(name) - (limit - 2 - head):]}"
-
-
 def print_validation(data: Data) -> None:
     """Print errors by table and by system, and why rows were skipped."""
     from autotune.report.console import Column, cell, console, show
 
     out = console()
-    names = {file: shortened(name, max(20, out.width // 3))
+    names = {file: name.removesuffix(".csv")
              for file, name in short_names(list(data["by_file"])).items()}
-    columns = [Column(title, right=title not in ("", "others"), keep=keep)
+    # Names wrap rather than being cut: they are there to be found again.
+    columns = [Column(title, right=title not in ("", "others"), keep=keep,
+                      wrap=0 if title else max(20, out.width // 4))
                for title, keep in COLUMNS]
     lines = [summary_row(names[file], summary, published_error(file))
              for file, summary in data["by_file"].items()]

@@ -28,7 +28,8 @@ ORDER = _FIRST + tuple(n for n in FIELD_NAMES if n not in _FIRST + _LAST) + _LAS
 
 STRUCTURE = ("gpus", "seq_len", "gbs", "framework", "framework_version", "tp", "cp", "ep", "etp",
              "pp", "vpp", "first_stage_layers", "last_stage_layers", "pp_layout", "schedule",
-             "dp_replicate", "rank_order", "precision", "dispatcher", "cp_comm")
+             "microbatch_group_size", "dp_replicate", "rank_order", "precision", "grad_dtype",
+             "dispatcher", "capacity_factor", "cp_comm")
 """Fields that a sampler's trial fixes; the others are exhausted for each trial."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from autotune.search.exact import Outcome
 from autotune.search.problem import Problem
 from simcore.batch import Batch
 from simcore.errors import NoFeasibleStrategyError
+from simcore.inputs.fields import FIELD
 from simcore.inputs.strategy import Strategy
+from simcore.typing import IntArray
 from simcore.units import GIB
 
 LAYOUT = ("tp", "cp", "pp", "vpp", "ep", "etp", "mbs", "zero", "recompute")
@@ -71,23 +74,42 @@ def nothing_fits(problem: Problem, engine: Engine, nearest: Batch,
 
 
 def _more_gpus(problem: Problem, engine: Engine, nearest: Batch) -> int | None:
-    """Find the number of GPUs, by doubling, at which data parallelism makes the miss fit."""
-    gpus, gbs = int(nearest["gpus"][0]), int(nearest["gbs"][0])
-    factors = [2**i for i in range(1, _MAX_FACTOR.bit_length()) if gpus * 2**i <= 2**20]
-    if not factors:
+    """Find the number of GPUs, by doubling, at which the miss fits.
+
+    Data parallelism grows, or a deeper pipeline, or both; stages are even, and the batch grows
+    with the GPUs.
+    """
+    gpus = int(nearest["gpus"][0])
+    pairs = [(2**i, 2**a) for i in range(1, _MAX_FACTOR.bit_length()) for a in range(i + 1)
+             if gpus * 2**i <= FIELD["gpus"].maximum]
+    if not pairs:
         return None
-    grow = np.array(factors, np.int64)
-    strategy = nearest.row(0)
-    batch = Batch.from_strategies([strategy] * len(factors)).with_columns(
-        {"gpus": gpus * grow, "gbs": gbs * grow})
+    grow, deeper = np.array(pairs, np.int64).T
+    even = {"vpp": 1, "first_stage_layers": None, "last_stage_layers": None, "pp_layout": "auto",
+            "schedule": None, "microbatch_group_size": None, "overlap_p2p": None,
+            "overlap_grad_reduce": None, "overlap_param_gather": None,
+            "recompute_layers": None, "recompute_method": None}
+    own = nearest.row(0)
+    keeps = Batch.from_strategies([own] * len(pairs))
+    changed = Batch.from_strategies([replace(own, **even)] * len(pairs))  # type: ignore[arg-type]
+    by_gpus = [_fitting(problem, engine, rows, grow, deeper) for rows in (keeps, changed)]
+    return min((n for n in by_gpus if n), default=None)
+
+
+def _fitting(problem: Problem, engine: Engine, rows: Batch, grow: IntArray,
+             deeper: IntArray) -> int | None:
+    """Return the fewest GPUs among grown rows that are legal and fit."""
+    gpus = rows["gpus"] * grow
+    batch = rows.with_columns({"gpus": gpus, "gbs": rows["gbs"] * grow,
+                               "pp": rows["pp"] * deeper})
     batch = engine.resolve(problem.model, problem.system, batch)
     context = engine.context(problem.model, problem.system, batch)
-    legal = np.ones(len(factors), np.bool_)
+    legal = np.ones(len(grow), np.bool_)
     for rule in engine.rules:
-        legal &= ~np.broadcast_to(rule.violated(context), (len(factors),))
+        legal &= ~np.broadcast_to(rule.violated(context), (len(grow),))
     if not legal.any():
         return None
     bounds = engine.bound(problem.model, problem.system, batch.take(legal))
     memory = bounds.device_memory_bytes if problem.marginal else bounds.device_memory_high_bytes
-    fits = np.flatnonzero(memory <= problem.memory_limit_bytes)
-    return int(gpus * grow[legal][fits[0]]) if len(fits) else None
+    fits = memory <= problem.memory_limit_bytes
+    return int(gpus[legal][fits].min()) if fits.any() else None

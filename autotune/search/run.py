@@ -81,12 +81,15 @@ def search(problem: Problem, *, method: str = AUTO, jobs: int = 1,
         method = EXACT if legal <= EXACT_LIMIT else "tpe"
     if method != EXACT:
         from autotune.search.sampled import Budget, search_sampled
+        from autotune.search.study import describe
         sampled = search_sampled(problem, engine, grid, method, budget or Budget(),
                                  storage=storage, progress=progress)
         _require(problem, engine, grid, sampled.outcome)
-        return build_result(problem, grid, sampled.outcome, method=method, exact=False,
-                            wall_s=time.perf_counter() - start, candidates=sampled.candidates,
-                            study=sampled.study)
+        result = build_result(problem, grid, sampled.outcome, method=method, exact=False,
+                              wall_s=time.perf_counter() - start,
+                              candidates=sampled.candidates, study=sampled.study)
+        describe(sampled.study, result)
+        return result
     outcome = search_exact(problem, engine, grid, wanted_of(problem), jobs=jobs,
                            long=legal > ROWS_PER_S * WORTH_S, chunk=chunk, progress=progress)
     _require(problem, engine, grid, outcome)

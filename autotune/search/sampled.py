@@ -7,7 +7,6 @@ best that its structure can do.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autotune.objectives import DIRECTION
 from autotune.result import Entry
-from autotune.search.axes import STRUCTURE, Axis, Grid
+from autotune.search.axes import Grid
 from autotune.search.engine import Engine
-from autotune.search.enumerate import Block, Enumerator, domain
+from autotune.search.enumerate import Block, Enumerator
 from autotune.search.exact import Outcome, Progress, combine, search_grid
+from autotune.search.guide import EVERY, Guide
 from autotune.search.pool import Wanted
 from autotune.search.problem import Problem
-from autotune.search.study import attributes, create, excess_gib
+from autotune.search.structures import Key, Structures
+from autotune.search.study import Mirror, attributes, quiet
+from autotune.search.study import excess_gib as excess_gib_of
 from simcore.errors import InputError, Issue, nearest
-from simcore.inputs.codec import decode
-from simcore.inputs.fields import FIELD, UNSET
 from simcore.units import GIB
 
 if TYPE_CHECKING:
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import Trial
 
-COUNT_LIMIT = 3_000_000
+COUNT_LIMIT = 300_000
 TRIES_PER_TRIAL = 5
 """Trials asked for at most for each legal structure; illegal and known ones cost little."""
-_BAD = 1e30
 
 
 @dataclass(frozen=True)
@@ -117,149 +117,108 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
                                "use " + ", ".join(FACTORIES))) from error
 
 
-class _Structures:
-    """Asks trials for structures, and mends those whose fields do not go together."""
+class _Run:
+    """One search while it goes on."""
 
-    def __init__(self, grid: Grid, seed: int) -> None:
-        self.axes = [a for a in grid.axes if set(a.fields) <= set(STRUCTURE)]
-        self._grid = grid
-        choices = domain(grid)
-        self._choices = {
-            name: {decode(FIELD[name], c, grid.texts): c for c in choices[name]}
-            for axis in self.axes for name in axis.fields}
-        self._names = tuple(n for axis in self.axes for n in axis.fields)
-        self._random = np.random.default_rng(seed)
-        self._spent: set[tuple[float, ...]] = set()
-        self._memory: dict[object, tuple[tuple[float, ...], ...]] = {}
+    def __init__(self, problem: Problem, engine: Engine, grid: Grid, sampler: str) -> None:
+        import optuna
 
-    def ask(self, trial: Trial) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the codes that a trial suggests, and the nearest that are on offer.
+        self.problem, self.engine, self.grid, self.sampler = problem, engine, grid, sampler
+        quiet()
+        self.study = optuna.create_study(
+            directions=[DIRECTION[g] for g in problem.objectives.goals],
+            sampler=make_sampler(sampler, problem.seed))
+        self.structures = Structures(grid, problem.seed)
+        self.guide = Guide(problem, engine, grid, self.structures)
+        self.outcomes: dict[Key, Outcome] = {}
+        self.legal = 0
+        self._guided = not sampler.lower().startswith("random") and self.guide.useful
+        self._looked = 0
 
-        A field is suggested only where, given the fields before it, there is a choice.
-        """
-        picked: dict[str, float] = {}
-        mended: dict[str, float] = {}
-        for axis in self.axes:
-            options = self._options(axis, mended)
-            if len(options) == 1:
-                own = options[0]
-            else:
-                own = tuple(self._choices[n][trial.suggest_categorical(
-                    n, list(self._choices[n]))] for n in axis.fields)
-            picked.update(zip(axis.fields, own, strict=True))
-            mended.update(zip(axis.fields, _closest(own, options), strict=True))
-        return picked, mended
+    @property
+    def bounded(self) -> int:
+        """Candidates bounded or simulated so far, those of the guide too."""
+        return sum(o.counts.bounded for o in (*self.outcomes.values(), *self.guide.outcomes))
 
-    def mend(self, wish: Mapping[str, float]) -> dict[str, float]:
-        """Return the structure nearest to a wish, axis by axis."""
-        mended: dict[str, float] = {}
-        for axis in self.axes:
-            own = tuple(wish[n] for n in axis.fields)
-            mended.update(zip(axis.fields, _closest(own, self._options(axis, mended)),
-                              strict=True))
-        return mended
+    def start(self) -> None:
+        """Queue what the guide names before the first trial."""
+        if self._guided:
+            self._queue(self.guide.start(), "screen")
 
-    def untried(self, outcomes: Mapping[tuple[float, ...], Outcome]) -> dict[str, float] | None:
-        """Return a structure not tried yet, one axis from the best that still has one.
+    def step(self) -> bool:
+        """Run a trial; False where no structure is left."""
+        trial = self.study.ask()
+        try:
+            picked, mended = self.structures.ask(trial)
+        except ImportError as error:
+            # Some samplers load their own dependencies at the first suggestion.
+            raise InputError(Issue("sampler", f"{self.sampler} cannot be used: {error}",
+                                   "install it, or use " + ", ".join(FACTORIES))) from error
+        if picked != mended:
+            differs = [n for n in picked if picked[n] != mended[n]]
+            _tell_illegal(self.study, trial, ", ".join(differs), violations=len(differs))
+            if tuple(mended.values()) not in self.outcomes:
+                self._queue([tuple(mended.values())], "mended")
+            return True
+        key = tuple(picked.values())
+        again = key in self.outcomes
+        if not again:
+            self.outcomes[key] = _exhaust(self.problem, self.engine, self.grid, picked)
+            self.legal += self.outcomes[key].counts.bounded > 0
+        _tell(self.study, trial, self.outcomes[key], self.problem)
+        return self._guide_on(again=again)
 
-        Axes behind the one that moves keep their values as far as those are still on offer.
-        """
-        ranked = sorted((k for k in outcomes if k not in self._spent),
-                        key=lambda k: (_loss(outcomes[k]), k))
-        for key in ranked:
-            wish = self._neighbour(dict(zip(self._names, key, strict=True)), outcomes)
-            if wish is not None:
-                return wish
-            self._spent.add(key)
-        return None
+    def _guide_on(self, *, again: bool) -> bool:
+        """Queue what lies near the best, where it is time; False where nothing is left."""
+        if self._guided and self.legal - self._looked >= EVERY:
+            self._looked = self.legal
+            self._queue(self.guide.around(self.outcomes), "around the best")
+        elif again and not self.sampler.lower().startswith("random"):
+            other = self.structures.untried(self.outcomes)
+            if other is None:
+                # Every structure that moves of one axis reach has been tried.
+                return False
+            self._queue([other], "beside the best")
+        return True
 
-    def _neighbour(self, chosen: Mapping[str, float],
-                   known: Mapping[tuple[float, ...], object]) -> dict[str, float] | None:
-        moves = [(axis, option) for axis in self.axes
-                 for option in self._options(axis, chosen)]
-        for i in self._random.permutation(len(moves)):
-            axis, option = moves[i]
-            wish = self.mend({**chosen, **dict(zip(axis.fields, option, strict=True))})
-            if tuple(wish.values()) not in known:
-                return wish
-        return None
-
-    def params(self, chosen: Mapping[str, float]) -> dict[str, Any]:
-        """Return a structure as the parameters of a trial."""
-        return {n: decode(FIELD[n], c, self._grid.texts) for n, c in chosen.items()}
-
-    def _options(self, axis: Axis, before: Mapping[str, float]) -> tuple[tuple[float, ...], ...]:
-        given = {p: before.get(p, self._grid.base.get(p, UNSET)) for p in axis.parents}
-        key = (axis.fields, tuple(given.values()))
-        if key not in self._memory:
-            self._memory[key] = axis.options(given)
-        return self._memory[key]
-
-
-def _loss(outcome: Outcome) -> float:
-    found = outcome.found
-    return float(found.losses[0, 0]) if found is not None and len(found) else math.inf
-
-
-def _closest(own: tuple[float, ...],
-             options: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
-    """Return the option that is nearest by ratio; the first of those that are equally near."""
-    if own in options:
-        return own
-    return min(options, key=lambda o: sum(
-        abs(math.log2((a + 2) / (b + 2))) for a, b in zip(own, o, strict=True)))
+    def _queue(self, keys: list[Key], origin: str) -> None:
+        for key in keys:
+            self.study.enqueue_trial(self.structures.params(key),
+                                     user_attrs={"proposed_by": origin})
 
 
 def search_sampled(problem: Problem, engine: Engine, grid: Grid, sampler: str, budget: Budget,
                    *, storage: str | None = None, progress: Progress | None = None) -> Sampled:
     """Search with a sampler until the budget is spent.
 
-    Where a trial's fields do not go together, it counts as infeasible, and the nearest
-    structure that is on offer is the next trial. Where a trial was there before, a neighbour of
-    the best that was not is the next one; the random sampler does without.
+    Where a trial's fields do not go together, it is pruned, and the nearest structure that is
+    on offer is the next trial. Where a trial was there before, a neighbour of the best that was
+    not is the next one. A guide names structures to begin with, and others near the best from
+    time to time. The random sampler does without the latter two.
     """
     goals = problem.objectives.goals
-    study = create(storage, goals, name="autotune",
-                   sampler=make_sampler(sampler, problem.seed))
-    structures = _Structures(grid, problem.seed)
-    total = Wanted(top=0 if len(goals) > 1 else max(8 * problem.top, 64))
-    outcomes: dict[tuple[float, ...], Outcome] = {}
-    start, legal, bounded = time.perf_counter(), 0, 0
-    for _ in range(budget.trials * TRIES_PER_TRIAL):
-        trial = study.ask()
-        try:
-            picked, mended = structures.ask(trial)
-        except ImportError as error:
-            # Some samplers load their own dependencies at the first suggestion.
-            raise InputError(Issue("sampler", f"{sampler} cannot be used: {error}",
-                                   "install it, or use " + ", ".join(FACTORIES))) from error
-        key = tuple(picked.values())
-        if picked != mended:
-            differs = [n for n in picked if picked[n] != mended[n]]
-            _tell_illegal(study, trial, ", ".join(differs), violations=len(differs))
-            if tuple(mended.values()) not in outcomes:
-                study.enqueue_trial(structures.params(mended))
-            continue
-        if key not in outcomes:
-            outcomes[key] = _exhaust(problem, engine, grid, picked)
-            bounded += outcomes[key].counts.bounded
-            legal += outcomes[key].counts.bounded > 0
-        elif not sampler.lower().startswith("random"):
-            other = structures.untried(outcomes)
-            if other is None:
-                # Every structure that moves of one axis reach has been tried.
-                _tell(study, trial, outcomes[key], problem)
+    run = _Run(problem, engine, grid, sampler)
+    mirror = Mirror(storage, goals) if storage else None
+    start = time.perf_counter()
+    try:
+        run.start()
+        for _ in range(budget.trials * TRIES_PER_TRIAL):
+            more = run.step()
+            if mirror is not None:
+                mirror.update(run.study)
+            if progress is not None:
+                progress(run.legal, budget.trials)
+            if (not more or run.legal >= budget.trials
+                    or run.bounded >= (budget.max_candidates or np.inf)
+                    or time.perf_counter() - start >= (budget.max_seconds or np.inf)):
                 break
-            study.enqueue_trial(structures.params(other))
-        _tell(study, trial, outcomes[key], problem)
-        if progress is not None:
-            progress(legal, budget.trials)
-        if (legal >= budget.trials or bounded >= (budget.max_candidates or np.inf)
-                or time.perf_counter() - start >= (budget.max_seconds or np.inf)):
-            break
-    outcome = combine(list(outcomes.values()), total)
-    candidates = max(_estimate(problem, engine, grid), bounded)
-    return Sampled(outcome, study, candidates)
+    finally:
+        if mirror is not None:
+            mirror.update(run.study, last=True)
+    total = Wanted(top=0 if len(goals) > 1 else max(8 * problem.top, 64))
+    outcome = combine([*run.outcomes.values(), *run.guide.outcomes], total)
+    candidates = max(_estimate(problem, engine, grid), run.bounded)
+    return Sampled(outcome, mirror.study if mirror is not None else run.study, candidates)
 
 
 def _exhaust(problem: Problem, engine: Engine, grid: Grid,
@@ -295,33 +254,36 @@ def _widen(outcome: Outcome, grid: Grid, inner: Grid) -> None:
 
 
 def _tell_illegal(study: Study, trial: Trial, reason: str, *, violations: float) -> None:
-    """Report a structure that no rule allows: infeasible, and bad by any goal."""
+    """Report a structure that no rule allows: pruned, with the rules as a constraint."""
+    from optuna.trial import TrialState
+
     trial.set_constraint("rules_violated", violations)
     trial.set_constraint("memory_excess_gib", 0.0)
     trial.set_user_attr("verdict", "illegal")
     trial.set_user_attr("reason", reason)
-    study.tell(trial, _worst(study))
-
-
-def _worst(study: Study) -> list[float]:
-    return [0.0 if d.name == "MAXIMIZE" else _BAD for d in study.directions]
+    study.tell(trial, state=TrialState.PRUNED)
 
 
 def _tell(study: Study, trial: Trial, outcome: Outcome, problem: Problem) -> None:
     """Report the best of a structure's inner axes."""
+    from optuna.trial import TrialState
+
     if outcome.counts.bounded == 0:
         names = list(outcome.tally.counts)
         _tell_illegal(study, trial, ", ".join(names), violations=max(1, len(names)))
         return
     trial.set_constraint("rules_violated", 0.0)
+    trial.set_user_attr("evaluated", outcome.counts.bounded)
     if outcome.found is None or not len(outcome.found):
-        trial.set_constraint("memory_excess_gib", outcome.miss.excess_bytes / GIB)
+        excess_gib = outcome.miss.excess_bytes / GIB
+        trial.set_constraint("memory_excess_gib", excess_gib)
         trial.set_user_attr("verdict", "does_not_fit")
-        study.tell(trial, _worst(study))
+        trial.set_user_attr("reason", f"memory: {excess_gib:.2f} GiB too much at best")
+        study.tell(trial, state=TrialState.PRUNED)
         return
     values = problem.objectives.values(outcome.found.losses)
     best = Entry(outcome.found, 0, tuple(values[0].tolist()), problem.memory_limit_bytes)
-    trial.set_constraint("memory_excess_gib", excess_gib(best))
+    trial.set_constraint("memory_excess_gib", excess_gib_of(best))
     for key, value in attributes(best).items():
         trial.set_user_attr(key, value)
     trial.set_user_attr("strategy", best.strategy.given())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -38,7 +40,8 @@ def save(result: SearchResult, folder: Path) -> None:
         if target.exists() and not target.is_dir():
             raise InputError(Issue("out", f"'{folder}' is a file, a directory is needed"))
         existing = next(p for p in (target, *target.parents) if p.exists())
-        scratch = Path(tempfile.mkdtemp(prefix=".autotune-", dir=existing))
+        _clean(existing)
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=existing))
     except OSError as error:
         raise InputError(Issue("out", f"cannot write '{folder}': {error.strerror}")) from error
     try:
@@ -53,6 +56,30 @@ def save(result: SearchResult, folder: Path) -> None:
         raise InputError(Issue("out", f"cannot write '{folder}': {error.strerror}")) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _prefix() -> str:
+    host = re.sub(r"[^A-Za-z0-9]", "", platform.node())[:40]
+    return f".autotune-{host or 'host'}-"
+
+
+def _clean(folder: Path) -> None:
+    """Remove what runs of this host left behind that were killed while they wrote."""
+    for place in folder.glob(f"{_prefix()}*-*"):
+        owner = place.name.removeprefix(_prefix()).split("-")[0]
+        if owner.isdigit() and place.is_dir() and not place.is_symlink() \
+                and not _alive(int(owner)):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def _write(result: SearchResult, folder: Path) -> None:

@@ -187,3 +187,29 @@ def test_a_closed_pipe_is_quiet() -> None:
     _, err = process.communicate(timeout=60)
     assert err == b""
     assert process.returncode == 0
+
+
+def test_check_says_in_json_why_a_strategy_is_illegal(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["check", "--model", "llama3-8b", "--gpus", "8", "--tp", "3"]
+    assert main([*options, "--format", "json"]) == 2
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert data["legal"] is False
+    assert data["issues"][0]["where"] == "tp"
+    assert all(f"{i['where']}: {i['message']}" in err for i in data["issues"])
+
+
+def test_predict_points_to_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--model", "llama70b", "--gpus", "8"]) == 0
+    assert "autotune check" in capsys.readouterr().err
+
+
+def test_remedies_do_not_repeat_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["check", "--model", "llama70b", "--gpus", "64", "--mbs", "2", "--tp", "4",
+               "--format", "json"]
+    assert main(options) == 3
+    changes = [c["change"] for c in json.loads(capsys.readouterr().out)["would_fit"]]
+    assert changes
+    assert len(set(changes)) == len(changes)
+    fields = [tuple(c.split()[::2]) for c in changes if "--gpus" not in c]
+    assert len(set(fields)) == len(fields)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from autotune.__main__ import main
+from autotune.commands.options import SEARCHED
+from autotune.search.save import _prefix
+from autotune.space import load_space
 
 SMALL = ("search", "--model", "llama3-8b", "--gpus", "8", "--gbs", "32", "--tp", "1,2,4,8",
          "--recompute", "none,full", "--vpp", "1")
@@ -97,3 +104,47 @@ def test_goals_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
             gpus * 2.5 * seconds / 3600, rel=1e-12)
     assert main([*SMALL, *goals]) == 0
     assert "training" in capsys.readouterr().out
+
+
+def test_a_second_study_in_a_storage_is_told(tmp_path: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    storage = str(tmp_path / "study.journal")
+    assert main([*SMALL, "--storage", storage]) == 0
+    assert "called" not in capsys.readouterr().err
+    assert main([*SMALL, "--storage", storage]) == 0
+    assert "'autotune-2'" in capsys.readouterr().err
+
+
+def test_reasons_come_with_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--gbs", "12"]) == 0
+    assert "gbs_divides: gbs: must be a multiple of" in capsys.readouterr().out
+
+
+def test_gpus_are_named_where_many_more_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Mixed-precision Adam needs 18 bytes a parameter: 405e9 of them fill 86 H100 at least."""
+    assert main(["search", "--model", "llama3.1-405b", "--gpus", "1", "--gbs", "16"]) == 3
+    err = capsys.readouterr().err
+    found = re.search(r"it would fit on (\d+) GPUs", err)
+    assert found
+    assert 86 <= int(found[1]) <= 1024
+
+
+def test_help_names_what_is_searched_by_default() -> None:
+    """The list in the options is what the shipped default spaces vary."""
+    axes = {name for kind in ("dense", "moe", "long_context")
+            for name, values in load_space(kind).axes.items() if name != "cp_comm"}
+    assert axes == set(SEARCHED)
+
+
+def test_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], check=True,
+                          capture_output=True, text=True)
+    stale = tmp_path / f"{_prefix()}{done.stdout.strip()}-abc"
+    live = tmp_path / f"{_prefix()}{os.getpid()}-abc"
+    foreign = tmp_path / ".autotune-notes"
+    for folder in (stale, live, foreign):
+        folder.mkdir()
+    assert main([*SMALL, "--out", str(tmp_path)]) == 0
+    assert not stale.exists()
+    assert live.exists()
+    assert foreign.exists()

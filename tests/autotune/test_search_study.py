@@ -90,8 +90,45 @@ def test_samplers_find_good_structures(sampler: str) -> None:
     assert max(t.value for t in fit) == result.best.values[0]
     for t in fit:
         assert t.value > 0
-    illegal = [t for t in study.trials if t.user_attrs["verdict"] == "illegal"]
-    assert all(t.constraints["rules_violated"] >= 1 for t in illegal)
+    assert study.user_attrs["evaluated"] == result.evaluated
+    illegal = [t for t in study.trials if t.user_attrs.get("verdict") == "illegal"]
+    assert illegal
+    for t in illegal:
+        assert t.state is optuna.trial.TrialState.PRUNED
+        assert t.constraints["rules_violated"] >= 1
+        assert t.user_attrs["reason"]
+        assert t.value is None
+
+
+def test_what_does_not_fit_is_pruned_with_its_excess() -> None:
+    tight = Problem(make_model(), make_system(memory_gib=6.0),
+                    SearchSpace("s", {}).override(AXES))
+    study = search(tight, engine=FakeEngine(), method="random", budget=Budget(trials=40)).study()
+    unfit = [t for t in study.trials if t.user_attrs.get("verdict") == "does_not_fit"]
+    assert unfit
+    for t in unfit:
+        assert t.state is optuna.trial.TrialState.PRUNED
+        assert t.constraints["memory_excess_gib"] > 0
+        assert "GiB too much" in t.user_attrs["reason"]
+
+
+def test_a_storage_gets_every_finished_trial(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    result = search(problem(), engine=FakeEngine(), method="tpe", storage=url,
+                    budget=Budget(trials=15))
+    study = optuna.load_study(study_name="autotune", storage=url)
+    assert study.best_value == result.best.values[0]
+    assert study.user_attrs["method"] == "tpe"
+    assert all(t.state.is_finished() for t in study.trials)
+    assert {"screen"} <= {t.user_attrs.get("proposed_by") for t in study.trials}
+
+
+def test_the_guide_counts_what_it_looks_at() -> None:
+    result = search(problem(), engine=FakeEngine(), method="tpe", budget=Budget(trials=5))
+    trials = result.study().trials
+    own = {tuple(sorted(t.params.items())): t.user_attrs["evaluated"] for t in trials
+           if "evaluated" in t.user_attrs}
+    assert result.evaluated > sum(own.values())
 
 
 def test_same_seed_same_answer() -> None:

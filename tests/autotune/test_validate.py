@@ -12,7 +12,7 @@ from autotune.accuracy import ranks, report, spearman, summarise
 from autotune.compare import Library, Outcome, compare, run_model
 from autotune.kept import kept_models, kept_runs, kept_sources
 from autotune.report.published import PUBLISHED
-from autotune.report.validation import short_names, shortened
+from autotune.report.validation import short_names
 from autotune.runs import Run, pairs, read_table, translate
 from simcore.errors import InputError
 from simcore.inputs.load import load_model
@@ -214,4 +214,3 @@ def test_kept_runs_have_sources_and_models() -> None:
 def test_names_in_tables() -> None:
     assert short_names(["x/y/a.csv", "x/y/b/c.csv"]) == {"x/y/a.csv": "a.csv",
                                                          "x/y/b/c.csv": "b/c.csv"}
-    assert len(shortened("a" * 80 + ".csv", 30)) == 30
