@@ -295,6 +295,6 @@ QUIET = re.compile(
     r"|variable_seq_lengths|disable_bf16_reduced\w+|empty_unused_memory_level|no_(save|load)_\w+"
     r"|skip_train|full_validation|metadata_path|special_tokens|\w*straggler\w*|calc_ft\w+"
     r"|moe_(deepep|flex_dispatcher|hybridep)_num_\w+|mid_level\w+|clone_scatter\w+"
-    r"|cuda_graph_warmup_steps|rampup_batch_size|use_legacy_\w+|enable_ft_package"
+    r"|average_in_collective|cuda_graph_warmup_steps|rampup_batch_size|use_legacy_\w+|enable_ft_package"
     r"|use_persistent_ckpt_worker|dump_param\w+|offset_sampling\w+|apply_wd\w+")
 """Arguments that change neither memory nor the time of a step."""
