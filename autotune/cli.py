@@ -50,6 +50,15 @@ Tell whether one strategy is legal and fits.
 Exit status 0 where it fits or is marginal, 2 where it is illegal (each broken rule in one line,
 with the nearest legal values), 3 where it does not fit (with the part of memory that binds and
 changes that would make it fit). Takes what 'predict' takes."""),
+    ("import", "autotune.commands.import_", options.import_parameters, """\
+Read another program's file: model, strategy, and what was not taken over.
+
+Takes a Hugging Face config.json, a launch script, argument list or YAML of Megatron-LM, a recipe
+or overrides of Megatron-Bridge (NeMo), torchtitan's TOML, DeepSpeed's JSON, and SimuMax's model,
+strategy and system. Nothing in a file is ever run. 'predict', 'check' and 'search' take the same
+files where they take a model, a strategy or a system.
+
+Example: autotune import train.sh --out mine && autotune predict --strategy mine/strategy.yaml"""),
     ("trace", "autotune.commands.trace", options.trace_parameters, """\
 Write one step as a trace for Perfetto or chrome://tracing.
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from autotune.commands.options import FORMATS
 from simcore.errors import InputError, Issue, nearest
 from simcore.inputs.fields import FIELD_NAMES
-from simcore.inputs.load import load_model, load_strategy_file, load_system
+from simcore.inputs.load import StrategyFile, load_model, load_strategy_file, load_system
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
@@ -103,12 +103,27 @@ def read_model(values: Mapping[str, object], default: str | None = None) -> Mode
     if source is None:
         raise InputError(Issue("--model", "is needed",
                                "use a name that 'autotune models' lists, or a config.json"))
-    return load_model(source)
+    from autotune.commands.foreign import model_in
+    return model_in(source) or load_model(source)
 
 
 def read_system(values: Mapping[str, object], default: str | None = None) -> SystemSpec:
     """Load the system that the options (or the strategy file) name."""
-    return load_system(text(values, "system") or default or DEFAULT_SYSTEM)
+    source = text(values, "system") or default or DEFAULT_SYSTEM
+    from autotune.commands.foreign import system_in
+    return system_in(source) or load_system(source)
+
+
+def read_strategy(path: str) -> StrategyFile:
+    """Load a strategy file, of our own or of another program; the latter is its own model."""
+    from autotune.commands.foreign import foreign, strategy_in
+
+    strategy = strategy_in(path)
+    if strategy is None:
+        return load_strategy_file(Path(path))
+    found = foreign(path)
+    has_model = found is not None and bool(found.model or found.model_name)
+    return StrategyFile(path if has_model else None, None, strategy)
 
 
 def read_case(values: Mapping[str, object]) -> Case:
@@ -123,7 +138,7 @@ def read_case(values: Mapping[str, object]) -> Case:
     path = text(values, "strategy")
     file = None
     if path is not None:
-        file = problems.collect(lambda: load_strategy_file(Path(path)))
+        file = problems.collect(lambda: read_strategy(path))
     options = problems.collect(lambda: Strategy.from_mapping(given_fields(values)))
     model = system = None
     if path is None or file is not None or text(values, "model"):

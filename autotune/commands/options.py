@@ -130,10 +130,33 @@ def _output(*, default: str = "table") -> list[Parameter]:
 def _subject() -> list[Parameter]:
     return [
         _text("model", "--model", "Built-in name or alias (see 'autotune models'), a Hugging "
-              "Face config.json or its folder, or a model YAML.", MODEL, "NAME|FILE",
-              words=_model_names),
+              "Face config.json or its folder, a model YAML, or a file that 'import' "
+              "reads.", MODEL, "NAME|FILE", words=_model_names),
         _text("system", "--system", "Built-in name (see 'autotune systems') or a system YAML. "
               "Default: h100-sxm.", MODEL, "NAME|FILE", words=_system_names),
+    ]
+
+
+def import_parameters() -> list[Parameter]:
+    """Options of ``import``."""
+    kinds = ("huggingface", "megatron-lm", "megatron-bridge", "torchtitan", "deepspeed",
+             "simumax")
+    panel = "Import"
+    return [
+        _argument("file", "Launch script, argument list, config or recipe; - for standard "
+                  "input.", str | None),
+        _text("from_kind", "--from", "Kind of the file. Default: found out.", panel, "KIND",
+              words=lambda: kinds),
+        _text("recipe", "--recipe", "Recipe function of a Megatron-Bridge file with several.",
+              panel, "NAME"),
+        _text("model", "--model", "Built-in model, where the file leaves it to another.", panel,
+              "NAME", words=_model_names),
+        _text("vocab_size", "--vocab-size", "Where the file leaves it to the tokenizer.", panel,
+              "N"),
+        _text("gpus", "--gpus", "Number of GPUs, where the file does not say.", panel, "N"),
+        _text("out", "--out", "Folder for model.yaml, strategy.yaml and system.yaml.", OUTPUT,
+              "DIR"),
+        *_output(),
     ]
 
 

@@ -107,7 +107,7 @@ def _vocab(a: Arguments, given: int | None) -> int:
         value = known.get(a.text("tokenizer_type"))
     if value is None:
         a.fail("vocab_size", "is needed: the file leaves it to the tokenizer",
-               "use --vocab-size N")
+               "add --vocab-size, or use 'autotune import FILE --vocab-size N'")
         return 1
     return value
 

@@ -65,7 +65,7 @@ def strategy_of(a: Arguments, *, framework: str, num_layers: int | None, is_moe:
     s["framework"] = framework
     s.update(_pipeline(a, s, num_layers), **_recompute(a), **_precision(a), **_optimizer(a, s))
     s.update(_kernels(a), **_experts(a, is_moe), **_context(a, s))
-    if s.get("vpp", 1) != 1 or s.get("pp_layout", "none") != "none":
+    if (s.get("vpp") or 1) != 1:
         s["overlap_p2p"] = a.flag("overlap_p2p_comm", default=True)
     else:
         a.raw("overlap_p2p_comm")

@@ -165,8 +165,8 @@ class Values:
         if not name:
             return "$", i + 1
         value = self.get(name[0])
-        if isinstance(value, list) and name[0] not in ("@", "*"):
-            value = value[0] if value else ""
+        if isinstance(value, list) and name[0] != "@":
+            value = " ".join(value) if name[0] == "*" else value[0] if value else ""
         return (self.mark("$" + name[0], is_unset=True) if value is None else value), name.end()
 
     def _braces(self, inside: str, depth: int) -> Value:
@@ -192,7 +192,8 @@ class Values:
             return default
         if value is None:
             return [] if index in ("@", "*") else self.mark("${" + inside + "}", is_unset=True)
-        return value
+        # ${A[*]} is one word where it stands between quotes, ${A[@]} several.
+        return " ".join(value) if isinstance(value, list) and "*" in (index, name) else value
 
     def _arithmetic(self, text: str, depth: int) -> str:
         """Whole-number arithmetic; a marker where it uses what is not known."""

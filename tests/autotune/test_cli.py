@@ -35,6 +35,7 @@ OWN_OPTIONS = {
     "compare": COMMON,
     "whatif": COMMON | SUBJECT | {"--vary", "--together", "--page", "--space", "--no-marginal"},
     "codesign": COMMON | {"--trials", "--seed", "--sampler", "--storage"},
+    "import": COMMON | {"--from", "--recipe", "--model", "--vocab-size", "--gpus", "--out"},
     "plan": COMMON | {"--out", "--against", "--kept", "--jobs", "--backend", "--scheduler"},
     "models": COMMON,
     "systems": COMMON,
