@@ -162,10 +162,6 @@ def system_from(raw: Mapping[str, object], *, where: str, name: str) -> Imported
     """Read a system; efficiencies of single shapes and collectives of a few ranks stay behind."""
     chip = _mapping(raw, "accelerator")
     operators, memory = _mapping(chip, "op"), _mapping(chip, "bandwidth")
-    nets = _mapping(raw, "networks")
-    inside = next((_mapping(nets, n) for n in ("high_intra_node", "low_intra_node",
-                                               "intra_node_pcie_8x") if n in nets), {})
-    outside = _mapping(nets, "inter_node")
     a = Arguments({"tflops": _mapping(operators, "matmul").get("tflops"),
                    "mem_gbs": chip.get("mem_gbs"), "num_per_node": raw.get("num_per_node")}, where)
     nodes = a.number("num_per_node", 8) or 8
@@ -175,14 +171,8 @@ def system_from(raw: Mapping[str, object], *, where: str, name: str) -> Imported
     def rate(op: str) -> float:
         return _real(_mapping(operators, op).get("efficient_factor")) or 0.5
 
-    def collective(op: str) -> float:
-        link = _mapping(inside, "bandwidth")
-        own = _real(_mapping(_mapping(inside, "op"), op).get("efficient_factor"))
-        return min(1.0, own or _real(link.get("efficient_factor")) or 0.7)
-
     source = f"SimuMax system file, sys_name {str(raw.get('sys_name', name))[:60]}"
     dense = rate("matmul")
-    link, wire = _mapping(inside, "bandwidth"), _mapping(outside, "bandwidth")
     system: Data = {
         "name": str(raw.get("sys_name") or name),
         "accelerator": {
@@ -202,18 +192,7 @@ def system_from(raw: Mapping[str, object], *, where: str, name: str) -> Imported
             "attention_backward_frac": rate("sdp_bwd") / 2,
             "memory_frac": _real(base.get("efficient_factor")) or 0.8,
             "permute_frac": _real(_mapping(memory, "permute_fwd").get("efficient_factor")) or 0.5},
-        "network": {
-            "provenance": "user", "source": source, "gpus_per_node": nodes, "domain_size": nodes,
-            "scale_up_gb_per_s": _real(link.get("gbps")) * gib_per_s,
-            "scale_up_all_reduce_frac": collective("all_reduce"),
-            "scale_up_all_gather_frac": collective("all_gather"),
-            "scale_up_all_to_all_frac": collective("all2all"),
-            "scale_up_p2p_frac": collective("p2p"),
-            # Its bandwidth between nodes is the node's, shared by the GPUs.
-            "nic_gb_per_s": _real(wire.get("gbps")) * gib_per_s / nodes,
-            "nics_per_node": nodes,
-            "scale_out_frac": _real(wire.get("efficient_factor")) or 0.8,
-            "scale_out_latency_us": _real(wire.get("latency_us"))}}
+        "network": {"provenance": "user", "source": source, **_network(raw, nodes, gib_per_s)}}
     a.settle()
     result = Imported("simumax", system=system)
     result.ignored = [Ignored(f"accelerator.op.{op}.accurate_efficient_factor", "",
@@ -221,6 +200,31 @@ def system_from(raw: Mapping[str, object], *, where: str, name: str) -> Imported
                       for op, d in operators.items()
                       if isinstance(d, dict) and d.get("accurate_efficient_factor")]
     return result
+
+
+def _network(raw: Mapping[str, object], nodes: int, gib_per_s: float) -> Data:
+    nets = _mapping(raw, "networks")
+    inside = next((_mapping(nets, n) for n in ("high_intra_node", "low_intra_node",
+                                               "intra_node_pcie_8x") if n in nets), {})
+    link = _mapping(inside, "bandwidth")
+    wire = _mapping(_mapping(nets, "inter_node"), "bandwidth")
+
+    def collective(op: str) -> float:
+        own = _real(_mapping(_mapping(inside, "op"), op).get("efficient_factor"))
+        return min(1.0, own or _real(link.get("efficient_factor")) or 0.7)
+
+    return {
+        "gpus_per_node": nodes, "domain_size": nodes,
+        "scale_up_gb_per_s": _real(link.get("gbps")) * gib_per_s,
+        "scale_up_all_reduce_frac": collective("all_reduce"),
+        "scale_up_all_gather_frac": collective("all_gather"),
+        "scale_up_all_to_all_frac": collective("all2all"),
+        "scale_up_p2p_frac": collective("p2p"),
+        # Its bandwidth between nodes is the node's, shared by the GPUs.
+        "nic_gb_per_s": _real(wire.get("gbps")) * gib_per_s / nodes,
+        "nics_per_node": nodes,
+        "scale_out_frac": _real(wire.get("efficient_factor")) or 0.8,
+        "scale_out_latency_us": _real(wire.get("latency_us"))}
 
 
 def _architecture(tflops: float) -> str:
