@@ -132,6 +132,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Summarise errors of time and memory, verdicts and ranking."""
     return {"rows": len(outcomes), "skipped": sum(o.skipped is not None for o in outcomes),
             "step_time": _error_summary(outcomes, "step_time"),
+            "interval": _interval_summary(outcomes),
             "peak_memory": _error_summary(outcomes, "peak_memory"),
             "oom": _oom_summary(outcomes), "ranking": _ranking_summary(outcomes)}
 
@@ -141,8 +142,9 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     measured = {**run.measured, "step_time_s": outcome.step_time_s,
                 "peak_memory_gib": outcome.peak_memory_gib,
                 "oom": None if run.oom is None else int(run.oom)}
-    nothing = {"step_time_s": None, "peak_memory_gib": None, "device_memory_gib": None,
-               "verdict": None}
+    nothing = {"step_time_s": None, "step_time_s_p10": None, "step_time_s_p90": None,
+               "peak_memory_gib": None,
+               "device_memory_gib": None, "verdict": None}
     row: dict[str, Any] = {
         "file": run.file, "id": run.id, "model": run.model, "system": run.system,
         "measured": measured, "predicted": dict(outcome.predicted) or nothing,
@@ -155,14 +157,34 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     return row
 
 
-def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _interval_summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """How often the measured step lies between ``step_time_s_p10`` and ``_p90``."""
+    told = [o for o in outcomes
+            if "step_time_s_p10" in o.predicted and o.step_time_s is not None]
+    held = [float(o.predicted["step_time_s_p10"]) <= float(o.step_time_s or 0.0)
+            <= float(o.predicted["step_time_s_p90"]) for o in told]
+    widths = [100.0 * (float(o.predicted["step_time_s_p90"])
+                       - float(o.predicted["step_time_s_p10"]))
+              / float(o.predicted["step_time_s"]) for o in told]
+    return {"n": len(told), "held": float(np.mean(held)) if held else None,
+            "median_width_pct": float(np.median(widths)) if widths else None}
+
+
+def report(outcomes: Sequence[Outcome],
+           folds: Mapping[tuple[str, str], int] | None = None) -> dict[str, Any]:
     """Build the JSON of ``validate``.
+
+    Parameters
+    ----------
+    outcomes : sequence of Outcome
+    folds : mapping, optional
+        Fold of each row by table and id, for errors by fold.
 
     Returns
     -------
     dict
-        `rows`, `summary`, `by_file`; also `by_system`, and `without_doubtful` where rows are
-        named as doubtful.
+        `rows`, `summary`, `by_file`; also `by_system`, `by_fold` where folds are given, and
+        `without_doubtful` where rows are named as doubtful.
     """
     systems = list(dict.fromkeys(o.run.system for o in outcomes))
     result: dict[str, Any] = {
@@ -173,6 +195,10 @@ def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "by_system": {name: summarise([o for o in outcomes if o.run.system == name])
                       for name in systems},
     }
+    if folds is not None:
+        result["by_fold"] = {
+            str(fold): summarise([o for o in outcomes if folds[o.run.file, o.run.id] == fold])
+            for fold in sorted(set(folds.values()))}
     if any(o.run.doubtful for o in outcomes):
         result["without_doubtful"] = summarise([o for o in outcomes if not o.run.doubtful])
     return result

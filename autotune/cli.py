@@ -41,7 +41,8 @@ Give the strategy as options, or as a file that names its model, system and GPUs
 override the file. A strategy that does not fit is still predicted (exit status 0, verdict
 does_not_fit): 'check' is the command that answers with its exit status.
 
-With --explain memory it lists every tensor that is alive at the peak.
+With --explain memory it lists every tensor that is alive at the peak; with --explain time where
+every millisecond goes, and what the step would gain if each resource were infinitely fast.
 
 Example: autotune predict --model llama70b --gpus 1024 --tp 8 --pp 4 --gbs 1024"""),
     ("check", "autotune.commands.check", options.check_parameters, """\
@@ -59,6 +60,14 @@ strategy and system. Nothing in a file is ever run. 'predict', 'check' and 'sear
 files where they take a model, a strategy or a system.
 
 Example: autotune import train.sh --out mine && autotune predict --strategy mine/strategy.yaml"""),
+    ("efficiency", "autotune.commands.efficiency", options.efficiency_parameters, """\
+Show how well every operator of a strategy uses the device.
+
+Time, FLOP, bytes, intensity, what bounds it, efficiency, share of the step and source of the
+figures, by tensor shape and memory layout. Fields take lists too, such as --mbs 1,2,4: every
+legal combination is shown.
+
+Example: autotune efficiency --model llama3-8b --gpus 64 --tp 1,2,4 --mbs 1,2 --format csv"""),
     ("trace", "autotune.commands.trace", options.trace_parameters, """\
 Write one step as a trace for Perfetto or chrome://tracing.
 

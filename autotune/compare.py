@@ -309,7 +309,8 @@ def _predict_group(model: ModelSpec, system: SystemSpec, jobs: Sequence[_Job],
             step_time_s=_measured_step_s(run, given, float(flops[row])),  # type: ignore[index]
             peak_memory_gib=run.measured.get("peak_memory_gib"),
             predicted={
-                "step_time_s": float(columns["step_time_s"][at]) * job.scale,
+                **{name: float(columns[name][at]) * job.scale for name in (
+                    "step_time_s", "step_time_s_p10", "step_time_s_p90")},
                 "peak_memory_gib": float(columns["peak_memory_bytes"][at]) / GIB,
                 "device_memory_gib": float(columns["device_memory_bytes"][at]) / GIB,
                 "verdict": VERDICTS[int(columns["verdict"][at])],

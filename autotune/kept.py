@@ -18,6 +18,7 @@ from simcore.inputs.model import ModelSpec
 from simcore.inputs.yaml_io import parse_yaml, require_mapping
 
 RUNS, SOURCES, MODELS = "measured_runs.csv", "measured_sources.yaml", "measured_models.json"
+FOLDS = "measured_folds.csv"
 CONDITIONS = ("kernel", "padded_vocab", "dense_layers", "hw", "microbatch_level_recompute")
 """Conditions that a prediction or a ranking group depends on; no others are kept."""
 COLUMNS = ("file", "id", "model", "num_layers", "system", "strategy", "conditions", "figure",
@@ -64,3 +65,9 @@ def kept_runs() -> Tables:
               for name, entry in kept_sources().items()}
     rows = csv.DictReader(_text(RUNS).splitlines())
     return Tables(tuple(_run(row, common[row["file"]]) for row in rows))
+
+
+def kept_folds() -> dict[tuple[str, str], int]:
+    """Return the fold of every kept run by table and id: groups of like runs stay together."""
+    digits = {row["file"]: iter(row["folds"]) for row in csv.DictReader(_text(FOLDS).splitlines())}
+    return {(run.file, run.id): int(next(digits[run.file])) for run in kept_runs().runs}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,22 @@ SAME_MEMORY_FRAC = 1e-2
 LAYOUT = ("gpus", "tp", "cp", "pp", "vpp", "ep", "etp", "first_stage_layers",
           "last_stage_layers", "pp_layout")
 """Strategies that agree in these have the same layout."""
+
+
+def not_told_apart(ranked: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Ranks whose speed cannot be told from the first's, that one included.
+
+    Errors of strategies that answer one question are alike and cancel, so what counts is how
+    much errors differ within such groups of measured runs (``told_apart_pct``), not the interval
+    of each.
+    """
+    if not ranked:
+        return []
+    best = float(ranked[0]["tokens_per_s"])
+    return [int(entry["rank"]) for entry in ranked
+            if abs(best / float(entry["tokens_per_s"]) - 1.0) * 100.0
+            <= max(float(entry["told_apart_pct"]), float(ranked[0]["told_apart_pct"]))
+            or entry is ranked[0]]
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,7 @@ class SearchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `search`."""
+        ranked = [r.to_dict() for r in self.ranked]
         return {
             "model": self.problem.model.name, "system": self.problem.system.name,
             "objective": self.problem.objectives.text, "method": self.method,
@@ -164,7 +181,7 @@ class SearchResult:
             "simulated": self.simulated, "feasible": self.feasible,
             "rejected": dict(self.rejected), "rejected_examples": self.examples,
             "exact": self.exact, "wall_s": self.wall_s,
-            "ranked": [r.to_dict() for r in self.ranked],
+            "ranked": ranked, "not_told_apart": not_told_apart(ranked),
         }
 
     @cached_property

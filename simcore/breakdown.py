@@ -93,7 +93,7 @@ def phase_times(timing: Timing) -> list[dict[str, FloatArray]]:
     data-parallel communication from the optimizer's update; sends that block count with the
     phase that sends. What is left of the step is waiting.
     """
-    frame, tables, m = timing.frame, timing.frame.tables, timing.frame.microbatches
+    frame, tables, m = timing.frame, timing.frame.tables, timing.frame.runs
     found = []
     for c, (forward, backward, ends) in enumerate(timing.classes):
         counts, whole = frame.stage(tables.layers, c), frame.whole_layers(c)

@@ -222,4 +222,5 @@ def _product(local: Local, module: str, name: str, layout: Layout, m: FloatArray
                          launch_s=launches * launch_s(local))
     return make(local, name, module,
                 Phase.FORWARD if layout is Layout.FORWARD else Phase.BACKWARD,
-                np.maximum(seconds, floor), flops=flops, bytes_moved=moved, source=rate.source)
+                np.maximum(seconds, floor), flops=flops, bytes_moved=moved, source=rate.source,
+                shape=(groups, m if by_depth else m / groups, n, k / groups if by_depth else k))

@@ -73,14 +73,20 @@ def weight_gradient_s(ops: tuple[Op, ...], local: Local) -> FloatArray:
                np.zeros(len(local.batch)))
 
 
-def _recomputed(ops: list[Op], local: Local) -> dict[Term, FloatArray]:
-    """Forward time of the modules that backward runs again."""
+def recomputed_modules(local: Local) -> dict[str, FloatArray]:
+    """Where backward runs each operator module's forward again, (u,): 1 or 0."""
     again: dict[str, FloatArray] = {}
     for module, parts in RECOMPUTED_BY.items():
         runs = local.recomputes(module)
         if np.any(runs):
             for part in parts:
                 again[part] = np.maximum(again.get(part, np.zeros(len(local.batch))), runs)
+    return again
+
+
+def _recomputed(ops: list[Op], local: Local) -> dict[Term, FloatArray]:
+    """Forward time of the modules that backward runs again."""
+    again = recomputed_modules(local)
     zero = np.zeros(len(local.batch))
     times = {term: sum((op.seconds * again[op.module] for op in ops
                         if op.phase is Phase.FORWARD and op.term is term
@@ -106,7 +112,8 @@ def _cpu_gap_ops(local: Local, kind: LayerKind, ops: list[Op]) -> list[Op]:
                    np.zeros(len(local.batch)))
     captured = np.where((graph & CUDA_GRAPH_BIT["full_iteration"]) > 0, 1.0,
                         np.minimum(captured, 0.95))
-    cpu = local.software(name) * MICRO * (1.0 - captured)
+    cpu = local.software(name) * MICRO * (1.0 - captured) * (
+        local.system.efficiency.cpu_launch_frac)
     gaps = []
     for phase, share in ((Phase.FORWARD, 0.4), (Phase.BACKWARD, 0.6)):
         device = sum((op.seconds for op in ops if op.phase is phase), np.zeros(len(cpu)))

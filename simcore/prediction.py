@@ -23,6 +23,7 @@ from simcore.inputs.fields import FIELD, code
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
+from simcore.interval import relative_interval
 from simcore.memory import PHASES, ClassMemory, class_memory
 from simcore.parameters import active_parameters, total_parameters
 from simcore.resolve import is_fp8, resolve
@@ -130,7 +131,8 @@ class Prediction:
             "device_memory_high_gib": self["device_memory_high_bytes"] / GIB,
             "memory": {"stages": self._stages()},
             **{name: self[name] for name in (
-                "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu",
+                "step_time_s", "step_time_s_p10", "step_time_s_p90", "told_apart_pct",
+                "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu",
                 "mfu", "hfu")},
             "time": {name: self[name] for name in TIME_TERMS},
             "phases": self._phases(),
@@ -267,7 +269,10 @@ def evaluate(model: ModelSpec, system: SystemSpec, batch: Batch, *,
     stages, columns = _memory(frame, _limit(system, limit_bytes))
     timing = Timing(frame)
     step = timing.step_s()
-    columns |= {"step_time_s": step, **_rates(frame, step), **time_terms(timing, step)}
+    low, high, pair = relative_interval(model, system, resolved, batch)
+    columns |= {"step_time_s": step, "step_time_s_p10": step * low, "step_time_s_p90": step * high,
+                "told_apart_pct": 100.0 * pair, **_rates(frame, step),
+                **time_terms(timing, step)}
     for column in columns.values():
         column.setflags(write=False)
     return Predictions(model, system, resolved, columns, stages, frame)

@@ -12,7 +12,7 @@ import typer
 from simcore.inputs.fields import FIELDS, Field, Kind
 
 FORMATS = ("table", "json", "csv", "yaml")
-EXPLAINED = ("memory",)
+EXPLAINED = ("memory", "time")
 """What ``predict --explain`` knows."""
 MODEL = "Model"
 OUTPUT = "Output"
@@ -172,14 +172,22 @@ def predict_parameters() -> list[Parameter]:
     """Options of ``predict``: those of ``check``, and what more is shown."""
     own = [
         _text("explain", "--explain", "memory: list every tensor that is alive at the peak, "
-              "largest first, with the source of its formula.", OUTPUT, "memory",
+              "largest first, with the source of its formula. time: where every millisecond of "
+              "a stage goes, and what the step would gain from endlessly fast resources.",
+              OUTPUT, "memory|time",
               words=lambda: EXPLAINED),
-        _text("stage", "--stage", "Pipeline rank to explain. Default: the fullest.", OUTPUT,
+        _text("stage", "--stage", "Pipeline rank to explain. Default: the fullest; "
+              "for time all in json, yaml and csv, the busiest in the table.", OUTPUT,
               "N"),
         _pictures(),
     ]
     known = check_parameters()
     return [*known[:3], *own, *known[3:]]
+
+
+def efficiency_parameters() -> list[Parameter]:
+    """Options of ``efficiency``: those of ``check``, lists of values for a grid of shapes."""
+    return [*check_parameters()[:3], *_output(), *field_parameters(lists=True)]
 
 
 def _pictures() -> Parameter:

@@ -15,11 +15,11 @@ def run(values: Mapping[str, object]) -> int:
     problems, stage = Problems(), None
     what = text(values, "explain")
     if what is not None and what not in EXPLAINED:
-        problems.add("--explain", f"must be {EXPLAINED[0]}, got '{what[:60]}'",
-                     f"use {EXPLAINED[0]}")
+        known = " or ".join(EXPLAINED)
+        problems.add("--explain", f"must be {known}, got '{what[:60]}'", f"use {known}")
     if text(values, "stage") is not None:
         if what is None:
-            problems.add("--stage", "needs --explain memory", "leave it out")
+            problems.add("--stage", "needs --explain", "leave it out")
         stage = number(values, "stage", problems, minimum=0, maximum=4095, whole=True)
     case = problems.collect(lambda: read_case(values))
     problems.settle()
@@ -35,6 +35,11 @@ def run(values: Mapping[str, object]) -> int:
     data["experts"] = expert_rows(prediction)
     if what is None:
         emit_prediction(data, style=style, given=given)
+    elif what == "time":
+        from autotune.report.time import emit_time, of_stage
+        from simcore.time_listing import explain_time
+        found = of_stage(explain_time(prediction), None if stage is None else int(stage))
+        emit_time({**data, "explain": {"time": found}}, style=style)
     else:
         from simcore.explain import explain_memory
         listing = explain_memory(prediction, None if stage is None else int(stage))

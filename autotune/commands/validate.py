@@ -21,7 +21,7 @@ def run(values: Mapping[str, object]) -> int:
     if folder is not None and not Path(folder).is_dir():
         raise InputError(Issue("--models", f"must be a folder of model files, got "
                                            f"'{folder[:200]}'"))
-    sources = values.get("runs") or []
+    sources, folds = values.get("runs") or [], None
     if sources:
         from autotune.runs import read_tables
         tables = read_tables(str(s) for s in sources)  # type: ignore[attr-defined]
@@ -29,12 +29,12 @@ def run(values: Mapping[str, object]) -> int:
         for file, reason in tables.left_out.items():
             warn(f"{file}: left out, {reason}")
     else:
-        from autotune.kept import kept_models, kept_runs
-        tables = kept_runs()
+        from autotune.kept import kept_folds, kept_models, kept_runs
+        tables, folds = kept_runs(), kept_folds()
         library = Library(Path(folder) if folder else None, kept_models())
     if not tables.runs:
         raise InputError(Issue("runs", "hold no row", "give a table with at least one run"))
-    result = report(compare(tables.runs, library))
+    result = report(compare(tables.runs, library), folds)
     if tables.left_out:
         result["left_out"] = dict(tables.left_out)
     emit_validation(result, style=style)

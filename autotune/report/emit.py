@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Data = Mapping[str, Any]
 
 METRICS = ("verdict", "peak_memory_gib", "device_memory_gib", "device_memory_high_gib",
-           "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu",
-           "hfu")
+           "step_time_s", "step_time_s_p10", "step_time_s_p90", "tokens_per_s",
+           "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu")
 
 
 def plain(value: Any) -> Any:

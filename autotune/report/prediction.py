@@ -140,6 +140,8 @@ def _time(out: Console, data: Data) -> None:
     out.print(cell(f"speed      {data['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, "
                    f"{data['tokens_per_s']:,.0f} tokens/s, "
                    f"{data['model_tflops_per_gpu']:.1f} model TFLOP/s/GPU"))
+    out.print(cell(f"sure       8 of 10 runs like it took {duration(data['step_time_s_p10'])} to "
+                   f"{duration(data['step_time_s_p90'])}, by the errors on measured runs"))
     out.print(cell(f"MFU        {data['mfu']:.1%}, HFU {data['hfu']:.1%}"))
     out.print(cell(f"bound by   {bounds(data)}"))
 

@@ -93,7 +93,8 @@ def _ranked(out: Console, data: Data) -> None:
                        "fits (--no-marginal leaves these out)"))
 
 
-def _best(out: Console, ranked: Sequence[Data], limit_gib: float) -> None:
+def _best(out: Console, data: Data, limit_gib: float) -> None:
+    ranked = data["ranked"]
     best = ranked[0]
     strategy, full = best["strategy"], binding(best)
     out.print(cell(f"best       {layout_text(strategy)}, recompute {recompute_text(strategy)}"))
@@ -109,6 +110,11 @@ def _best(out: Console, ranked: Sequence[Data], limit_gib: float) -> None:
         out.print(cell(f"safe       #{safe['rank']} fits beyond doubt, {slower:+.1%}: "
                        f"{layout_text(safe['strategy'])}, "
                        f"recompute {recompute_text(safe['strategy'])}"))
+    alike = data.get("not_told_apart", ())
+    if len(alike) > 1:
+        out.print(cell(f"alike      {len(alike)} of the {len(ranked)} ranked cannot be told "
+                       "apart: errors on measured layouts of one question differ by up to "
+                       f"{best['told_apart_pct']:.1f} % in 8 of 10 pairs"))
     if "command" in best:
         # One line, however long: it is there to be copied.
         out.print(cell(f"repeat     {best['command']}"), soft_wrap=True)
@@ -159,7 +165,7 @@ def print_search(data: Data) -> None:
     out.print(cell(f"{model} on {first['gpus']} x {system}, by {objective}: gbs {first['gbs']}, "
                    f"seq_len {first['seq_len']}, {first['precision']}, {first['framework']} "
                    f"{first['framework_version']}"))
-    _best(out, ranked, _limit_gib(data))
+    _best(out, data, _limit_gib(data))
     out.print()
     _ranked(out, data)
     _totals(out, data)

@@ -64,6 +64,8 @@ def print_validation(data: Data) -> None:
     lines.append(summary_row("all", data["summary"], ""))
     if "without_doubtful" in data:
         lines.append(summary_row("all but doubtful", data["without_doubtful"], ""))
+    lines += [summary_row(f"fold {name}", summary, "")
+              for name, summary in data.get("by_fold", {}).items()]
     show(out, columns, lines,
          title="Error of step time, then of peak memory, in % (others: published errors of "
                "other tools on these runs, means unless said)")
@@ -87,6 +89,10 @@ def _print_words(out: Any, data: Data, cell: Any) -> None:
                        f"({oom['ran']} ran, {oom['failed']} failed for memory): "
                        f"{oom['false_fit']} wrongly fit, {oom['false_oom']} wrongly refused, "
                        f"{oom['marginal']} marginal"))
+    sure = data["summary"]["interval"]
+    if sure["n"]:
+        out.print(cell(f"intervals  {sure['held']:.0%} of {sure['n']} steps lie between p10 and "
+                       f"p90, {sure['median_width_pct']:.1f} % wide (median)"))
     if rank["groups"]:
         out.print(cell(f"ranking    {rank['groups']} groups, Spearman "
                        f"{rank['spearman_median'] or 0:.3f} (median), regret of the first pick "

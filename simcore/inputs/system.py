@@ -88,6 +88,8 @@ class Efficiency(Figures):
     """GPU-side gap between kernels that no graph removes."""
     cpu_launch_us: Micros = 6.0
     """Time the CPU needs to launch one kernel."""
+    cpu_launch_frac: Annotated[float, Field(ge=0, le=100)] = 1.0
+    """Time of launching a layer over the framework profile's: below 1 for a faster host."""
 
 
 class Network(Figures):

@@ -49,6 +49,8 @@ class Op:
         What it computes [FLOP] and moves in memory or over links [B].
     source : ndarray
         Where its rate comes from, `simcore.efficiency.Source` codes.
+    shape : tuple of float or ndarray
+        Of a matrix product: groups, and rows, columns and depth of one; else empty.
     """
 
     name: str
@@ -59,15 +61,17 @@ class Op:
     flops: FloatArray
     bytes: FloatArray
     source: IntArray
+    shape: tuple[Num, ...] = ()
 
 
 def make(local: Local, name: str, module: str, phase: Phase, seconds: Num, *,
          term: Term = Term.COMPUTE, flops: Num = 0.0, bytes_moved: Num = 0.0,
-         source: IntArray | Source = Source.FORMULA) -> Op:
+         source: IntArray | Source = Source.FORMULA,
+         shape: tuple[Num, ...] = ()) -> Op:
     """Build an operator, broadcasting numbers to the batch."""
     n = len(local.batch)
     return Op(name, module, phase, term, _full(seconds, n), _full(flops, n),
-              _full(bytes_moved, n), _codes(source, n))
+              _full(bytes_moved, n), _codes(source, n), shape)
 
 
 def _codes(source: IntArray | Source, n: int) -> IntArray:

@@ -30,6 +30,7 @@ OWN_OPTIONS = {
     "check": COMMON | SUBJECT | {"--strategy"},
     "recommend": COMMON | SUBJECT | {"--no-marginal"},
     "validate": COMMON | {"--models"},
+    "efficiency": COMMON | SUBJECT | {"--strategy"},
     "trace": COMMON | SUBJECT | {"--out", "--ranks", "--max-events", "--memory-snapshot"},
     "report": COMMON | {"--out", "--figures", "--figure-format"},
     "compare": COMMON,
@@ -56,7 +57,8 @@ def options_of(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", OWN_OPTIONS)
 def test_options_are_frozen(name: str) -> None:
-    takes_fields = name in ("search", "predict", "check", "trace", "recommend", "whatif")
+    takes_fields = name in ("search", "predict", "check", "trace", "recommend", "whatif",
+                            "efficiency")
     fields = {f.option for f in FIELDS} if takes_fields else set()
     assert options_of(name) == OWN_OPTIONS[name] | fields
 
