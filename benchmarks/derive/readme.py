@@ -188,7 +188,27 @@ def space() -> str:
             f"{data['simulated']:,} simulated, {data['feasible']:,} fit. Rejected: {rejected}.\n")
 
 
+def constants() -> str:
+    """Tables of the constants fitted to runs, and of errors on the rows left out."""
+    found = json.loads((README.parent / "benchmarks/results/refit.json").read_text("utf-8"))
+    rows, errors = [], []
+    for own in found.values():
+        for row in own["constants"]:
+            low, high = min(row["fold_ratios"]), max(row["fold_ratios"])
+            rows.append((f"`{row['place']}`", f"{row['shipped'][-1]:g}",
+                         f"{low:.2f} to {high:.2f}",
+                         " to ".join(f"{x:g}" for x in row["range"]), row["why"]))
+        for name, e in own["errors"].items():
+            out, sure = e["left_out"], e["left_out_without_doubtful"]
+            errors.append((name, str(out["n"]), *(f"{x:.1f} %" for x in (
+                out["mean"], out["p90"], sure["mean"], sure["p90"]))))
+    return (_table(("constant", "shipped", "folds, of shipped", "range", "meaning"), rows) + "\n"
+            + _table(("rows left out", "n", "mean", "p90", "mean without doubtful", "p90"),
+                     errors))
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "constants": constants,
     "session": session, "predicted": predicted, "space": space, "models": models,
     "systems": systems, "knobs": knobs, "accuracy": accuracy,
     "memory": memory}
