@@ -138,6 +138,14 @@ for a set of workloads; every design runs the best strategy it allows. Answers w
 that no other beats, and what each would run.
 
 Example: autotune codesign design.yaml --trials 200"""),
+    ("serve", "autotune.commands.serve", options.serve_parameters, """\
+Serve a page on this machine: choose model, system and strategy, and see the answer at once.
+
+The prediction follows what is typed, with its pictures; a button searches the best strategies with
+what is filled in held fixed. Nothing leaves the machine, and other machines are refused unless
+--allow-remote is given.
+
+Example: autotune serve --port 8080"""),
     ("validate", "autotune.commands.validate", options.validate_parameters, """\
 Compare predictions with measured runs.
 

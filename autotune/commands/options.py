@@ -316,6 +316,19 @@ def codesign_parameters() -> list[Parameter]:
     ]
 
 
+def serve_parameters() -> list[Parameter]:
+    """Options of ``serve``."""
+    panel = "Serve"
+    return [
+        _text("port", "--port", "Default: 8080.", panel, "N"),
+        _text("host", "--host", "Address to listen on. Default: 127.0.0.1, this machine alone.",
+              panel, "ADDRESS"),
+        _flag("allow_remote", "--allow-remote", "Let other machines reach the page; it has no "
+              "login.", panel),
+        _flag("debug", "--debug", "Show the traceback of a bug.", OUTPUT),
+    ]
+
+
 def plan_parameters() -> list[Parameter]:
     """Options of ``plan``."""
     panel = "Plan"

@@ -137,4 +137,5 @@ def library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script."""
     # An end tag within the library's own strings would end the script.
     bundle: str = converter().javascript_bundle()
-    return bundle.replace("</script", "<\\/script")
+    # Its own names stay inside; what it offers it hangs on the window itself.
+    return "(() => {" + bundle.replace("</script", "<\\/script") + "\n})();"

@@ -114,7 +114,7 @@ def show_search(saved: Saved, figures: Mapping[str, Mapping[str, Any]]) -> tuple
     """Return the sections of a search."""
     ranked = saved.summary["ranked"]
     return (Section("summary", "The answer", _summary(saved)),
-            Section("ranking", "Ranking", _ranking(ranked)),
+            Section("ranking", "Ranking", ranking_table(ranked)),
             Section("trade-offs", "Trade-offs", figure("pareto", figures["pareto"])
                     + figure("heat_map", figures["heat_map"])),
             Section("rejected", "What was rejected, and why",
@@ -140,7 +140,8 @@ def _summary(saved: Saved) -> str:
     return text + (code(best["command"]) if best.get("command") else "")
 
 
-def _ranking(ranked: Sequence[Mapping[str, Any]]) -> str:
+def ranking_table(ranked: Sequence[Mapping[str, Any]]) -> str:
+    """Return ranked strategies, as in the JSON of ``search``, as a table."""
     names = [n for n in ("tp", "cp", "pp", "vpp", "ep", "dp", "mbs")
              if n in ("tp", "pp", "dp", "mbs") or any(r["strategy"][n] != 1 for r in ranked)]
     columns = [Column("#"), *(Column(n) for n in names), Column("recompute", True),

@@ -34,6 +34,7 @@ OWN_OPTIONS = {
     "trace": COMMON | SUBJECT | {"--out", "--ranks", "--max-events", "--memory-snapshot"},
     "report": COMMON | {"--out", "--figures", "--figure-format"},
     "compare": COMMON,
+    "serve": {"--port", "--host", "--allow-remote", "--debug"},
     "whatif": COMMON | SUBJECT | {"--vary", "--together", "--page", "--space", "--no-marginal"},
     "codesign": COMMON | {"--trials", "--seed", "--sampler", "--storage"},
     "import": COMMON | {"--from", "--recipe", "--model", "--vocab-size", "--gpus", "--out"},
