@@ -188,7 +188,7 @@ def _kernels(out: Exported, row: Row) -> None:
     _choice(out, "attention", str(row["attention"]))
     _choice(out, "cross_entropy", str(row["cross_entropy"]))
     if row["cross_entropy"] == "fused":
-        _loss(out, row)
+        _given(out, "cross_entropy_impl", row["cross_entropy_impl"])
     out.add("Megatron's own default is 0.1", "--hidden-dropout", row["dropout"],
             "--attention-dropout", row["dropout"])
     graph = str(row["cuda_graph"])
@@ -197,21 +197,6 @@ def _kernels(out: Exported, row: Row) -> None:
     elif graph != "none":
         out.add("Capture these parts of every layer", "--cuda-graph-impl", "transformer_engine",
                 "--cuda-graph-modules", *graph.partition(":")[2].split("+"))
-
-
-def _loss(out: Exported, row: Row) -> None:
-    kind = row["cross_entropy_impl"]
-    if kind == "te" and row["framework"] == "megatron" and _at_least(row, 0, 19):
-        # validate_args of 0.19.2 refuses it: "disabled due to stability issues".
-        kind = "native"
-        out.notes.append("cross_entropy_impl te is refused by Megatron-LM 0.19, native is "
-                         "written: predict with --cross-entropy-impl native for its memory")
-    _given(out, "cross_entropy_impl", kind)
-
-
-def _at_least(row: Row, *version: int) -> bool:
-    parts = str(row["framework_version"]).split(".")
-    return tuple(int(p) if p.isdigit() else 0 for p in parts[:len(version)]) >= version
 
 
 def _environment(out: Exported, system: SystemSpec, row: Row) -> None:

@@ -227,7 +227,8 @@ _KERNELS = (
     Field("cross_entropy", _enum, "Loss kernel (--cross-entropy-loss-fusion).",
           "by framework", "kernels", ("unfused", "fused")),
     Field("cross_entropy_impl", _enum, "Implementation of the fused loss "
-          "(--cross-entropy-fusion-impl).", "te", "kernels", ("te", "native")),
+          "(--cross-entropy-fusion-impl).", "by framework; native for Megatron", "kernels",
+          ("te", "native")),
     Field("fused_swiglu", _bool, "Activation and gate in one kernel.", "by framework",
           "kernels"),
     Field("fused_rope", _bool, "Rotary embedding in one kernel.", "by framework", "kernels"),

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from simcore.inputs.fields import CUDA_GRAPH_BIT, FIELD, RECOMPUTE_BIT
+from simcore.inputs.framework import Profile
+from simcore.profiles import version_key
 from simcore.rules.base import Context, Rule, constant, mask, words
 from simcore.rules.fixes import make_rule
 from simcore.typing import BoolArray, FloatArray
@@ -170,6 +172,16 @@ def _cross_entropy_impl(c: Context) -> BoolArray:
     return mask((c["cross_entropy_impl"] != 0) & ~c.any_of("cross_entropy", "fused"))
 
 
+def _te_loss_dropped(name: str, profile: Profile) -> bool:
+    return name == "megatron" and version_key(profile.version) >= (0, 19)
+
+
+def _te_loss(c: Context) -> BoolArray:
+    # validate_args of 0.19.2: "disabled due to stability issues". Megatron-Bridge does not run it.
+    return (c.any_of("cross_entropy", "fused") & c.any_of("cross_entropy_impl", "te")
+            & c.by_profile(_te_loss_dropped))
+
+
 def _swiglu(c: Context) -> BoolArray:
     bad: BoolArray = (c["fused_swiglu"] == 1) & (not c.model.gated_mlp)
     return bad
@@ -278,6 +290,10 @@ RULES: tuple[Rule, ...] = (
               ("expert_imbalance", "pad_to_capacity")),
     make_rule("cross_entropy_impl_needs_fused", ("cross_entropy_impl", "cross_entropy"),
               _cross_entropy_impl, "must be te where the loss is not fused",
+              ("cross_entropy_impl", "cross_entropy")),
+    make_rule("te_loss_offered", ("cross_entropy_impl", "cross_entropy", "framework",
+                                  "framework_version"), _te_loss,
+              "te is refused by Megatron-LM from 0.19 (disabled due to stability issues)",
               ("cross_entropy_impl", "cross_entropy")),
     make_rule("fused_swiglu_needs_gate", ("fused_swiglu",), _swiglu, "needs a gated MLP",
               ("fused_swiglu",)),

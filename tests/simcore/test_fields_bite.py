@@ -153,7 +153,7 @@ BITES = (
     Bite("permute_fusion", True, False, "step", MOE),
     Bite("attention", "flash", "unfused", "peak", DENSE),
     Bite("cross_entropy", "fused", "unfused", "peak", DENSE),
-    Bite("cross_entropy_impl", "te", "native", "peak", DENSE),
+    Bite("cross_entropy_impl", "te", "native", "peak", {**DENSE, "framework_version": "0.16"}),
     Bite("fused_swiglu", True, False, "peak", DENSE),
     Bite("fused_swiglu", True, False, "step", DENSE),
     Bite("fused_rope", True, False, "step", DENSE),

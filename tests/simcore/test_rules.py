@@ -249,6 +249,9 @@ CASES: dict[str, tuple[str, str, dict, dict]] = {
     "cross_entropy_impl_needs_fused": (
         D, H, {"cross_entropy": "unfused", "cross_entropy_impl": "native"},
         {"cross_entropy": "fused", "cross_entropy_impl": "native"}),
+    "te_loss_offered": (
+        D, H, {"cross_entropy": "fused", "cross_entropy_impl": "te", "framework_version": "0.19"},
+        {"cross_entropy": "fused", "cross_entropy_impl": "te", "framework_version": "0.16"}),
     "fused_swiglu_needs_gate": (GPT2, H, {"fused_swiglu": True}, {"fused_swiglu": False}),
     "fused_rope_needs_rotary": (GPT2, H, {"fused_rope": True}, {"fused_rope": False}),
     "cuda_graph_scopes": (MOE, H, {"cuda_graph": "transformer_engine:moe_preprocess"},
