@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import TypeVar, cast
 
 import numpy as np
 
-from simcore.batch import Batch
+from simcore.batch import Batch, Column, distinct
 from simcore.degrees import data_parallel, expert_data_parallel, num_microbatches
 from simcore.errors import InputError, Issue
 from simcore.inputs.fields import RECOMPUTE_BIT, code
 from simcore.inputs.framework import MemoryStyle
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import Network, SystemSpec
-from simcore.layout import layouts
+from simcore.layout import LAYOUT_FIELDS, layouts
 from simcore.local import LOCAL_FIELDS, Local
 from simcore.local_costs import LayerCost, LocalCosts, local_costs
 from simcore.placement import Group, Placement, groups, place
@@ -57,6 +57,37 @@ def _site_placements(network: Network, rows: bytes, size: int) -> dict[str, Plac
         where = place(found[name], network)
         placed[name] = Placement(*(np.broadcast_to(column, (size,)) for column in where))
     return placed
+
+
+def _gather(table: FloatArray | IntArray | BoolArray, c: Class, layout: IntArray,
+            depth: IntArray | None = None) -> FloatArray:
+    """Entries (layout, c) of a table of shape (L, C, ...), or (layout, c, depth).
+
+    numpy takes whole rows by one number several times faster than by several.
+    """
+    if isinstance(c, int):
+        known, index = cast(FloatArray, table[:, c]), layout
+    else:
+        known = cast(FloatArray, table).reshape(-1, *table.shape[2:])
+        index = layout * table.shape[1] + c
+    if depth is not None:
+        known, index = known.reshape(-1, *known.shape[2:]), index * known.shape[1] + depth
+    rows: FloatArray = known.take(index, axis=0)
+    return rows
+
+
+class _Spread(dict[str, Placement]):
+    """Placements of distinct grids, gathered to the rows of a batch as they are asked for."""
+
+    def __init__(self, distinct: Mapping[str, Placement], index: IntArray) -> None:
+        super().__init__()
+        self._distinct, self._index = distinct, index
+
+    def __missing__(self, name: str) -> Placement:
+        """Gather one group's."""
+        rows = Placement(*(column.take(self._index) for column in self._distinct[name]))
+        self[name] = rows
+        return rows
 
 
 @dataclass(frozen=True)
@@ -118,17 +149,14 @@ class Frame:
         if len(table) == 1 and isinstance(c, int) and len(self) > WIDE_ROWS:
             row = cast(FloatArray, table[:, c])
             return np.broadcast_to(row, (len(self), *row.shape[1:]))
-        rows: FloatArray = table[self.layout_index, c]
-        return rows
+        return _gather(table, c, self.layout_index)
 
     @cached_property
     def wide(self) -> Frame:
         """The rows once for each class of ranks, class by class: n x C rows."""
         count = self.tables.num_classes
-        rows = np.tile(np.arange(len(self)), count)
-        return Frame(self.model, self.system, self.batch.take(rows), self.costs,
-                     self.local_index[rows], self.tables, self.layout_index[rows],
-                     np.repeat(np.arange(count), len(self)))
+        whole = self.take(np.tile(np.arange(len(self)), count))
+        return replace(whole, classes=np.repeat(np.arange(count), len(self)))
 
     def per_class(self, evaluate: Callable[[Frame, Class], Columns]) -> tuple[Columns, ...]:
         """Evaluate something for every class of ranks.
@@ -157,10 +185,25 @@ class Frame:
 
         The index is None where all rows differ.
         """
-        first, index = self.batch.group(fields)
+        if len(self) == 1:
+            return self, None
+        names: set[str] = set(fields)
+        columns: list[Column] = []
+        for known, codes in ((LOCAL_FIELDS, self.local_index), (LAYOUT_FIELDS, self.layout_index)):
+            # These combinations are numbered already.
+            if names.issuperset(known):
+                names.difference_update(known)
+                columns.append(codes)
+        columns += [self.batch.columns[name] for name in fields if name in names]
+        first, index = distinct(columns, len(self))
         if len(first) == len(self):
             return self, None
-        return Frame.build(self.model, self.system, self.batch.take(first)), index
+        return self.take(first), index
+
+    def take(self, rows: IntArray) -> Frame:
+        """Return some rows, which share the costs and tables of all."""
+        return Frame(self.model, self.system, self.batch.take(rows), self.costs,
+                     self.local_index[rows], self.tables, self.layout_index[rows])
 
     @cached_property
     def has_mtp(self) -> bool:
@@ -219,15 +262,14 @@ class Frame:
         return expert_data_parallel(self.batch)
 
     @cached_property
-    def placements(self) -> dict[str, Placement]:
+    def placements(self) -> Mapping[str, Placement]:
         """Where the step's groups sit (`SITE_GROUPS`), (n,); found once a distinct grid."""
         first, index = self.batch.group(SITE_FIELDS)
         rows = np.stack([self.batch[name][first] for name in SITE_FIELDS])
         found = _site_placements(self.system.network, rows.tobytes(), len(first))
         if len(first) == 1:
             return found
-        return {name: Placement(*(column[index] for column in placement))
-                for name, placement in found.items()}
+        return _Spread(found, index)
 
     def parameters(self, c: Class) -> ClassParameters:
         """Parameters that a rank of class c holds, unsharded."""
@@ -306,8 +348,7 @@ class Frame:
         table, depth = self.tables.first_layers, self.recomputed_depth
         if not self._recomputes_any:
             return np.broadcast_to(0.0, (len(self), *table.shape[2:3], table.shape[-1]))
-        rows: FloatArray = table[self.layout_index, c, :, depth]
-        return rows
+        return _gather(table.transpose(0, 1, 3, 2, 4), c, self.layout_index, depth)
 
     @cached_property
     def _recomputes_any(self) -> bool:
@@ -318,5 +359,12 @@ class Frame:
         table = self.tables.rank_first_layers
         if not self._recomputes_any:
             return np.broadcast_to(0.0, (len(self), table.shape[-1]))
-        rows: FloatArray = table[self.layout_index, c, self.recomputed_depth]
-        return rows
+        return _gather(table, c, self.layout_index, self.recomputed_depth)
+
+    def layers_before(self, c: Class) -> FloatArray:
+        """Layers of virtual stage 0 on the ranks before class c's last, shape (n, K)."""
+        return self.stage(self.tables.before[:, :, -1], c)
+
+    def whole_before(self, c: Class) -> FloatArray:
+        """Those of them that are recomputed whole, shape (n, K)."""
+        return _gather(self.tables.before, c, self.layout_index, self.recomputed_depth)

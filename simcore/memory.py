@@ -36,8 +36,14 @@ class ClassMemory:
     """Index into `PHASES`."""
     host: FloatArray
     """Of the host's memory."""
-    phases: FloatArray
-    """Peak in each of `PHASES`, shape (n, P)."""
+    moments: FloatArray
+    """Alive in each of `PHASES` beside what stays from start to end, shape (n, P)."""
+
+    @property
+    def phases(self) -> FloatArray:
+        """Peak in each of `PHASES`, shape (n, P) [B]."""
+        states = self.weights + self.gradients + self.optimizer
+        return self.moments + states[:, None] + self.fixed[:, None]
 
     @property
     def dynamic(self) -> FloatArray:
@@ -87,7 +93,7 @@ def class_memory(frame: Frame, c: Class) -> ClassMemory:
     states = weights + gradients + optimizer
     return ClassMemory(weights, gradients, optimizer, alive, temporaries, fixed,
                        states + temporaries + alive, phase[0], saved.host + host_bytes(frame, c),
-                       (whole + states + fixed).T)
+                       whole.T)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from simcore.parameters import active_parameters, total_parameters
 from simcore.resolve import is_fp8, resolve
 from simcore.rules import check
 from simcore.timing import Timing
-from simcore.typing import FloatArray
+from simcore.typing import FloatArray, IntArray
 from simcore.units import GIB, TERA
 
 VERDICTS = ("fits", "marginal", "does_not_fit")
@@ -183,11 +183,12 @@ TIME_ONLY_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_over
 MEMORY_FIELDS = tuple(name for name in FIELD if name not in TIME_ONLY_FIELDS)
 
 
-def _memory(frame: Frame, limit_bytes: float) -> tuple[tuple[ClassMemory, ...],
-                                                         dict[str, FloatArray]]:
+def _memory(frame: Frame, limit_bytes: float) -> tuple[
+        tuple[ClassMemory, ...], IntArray | None, dict[str, FloatArray]]:
     """Memory of all classes, and of the fullest rank with its verdict.
 
-    Evaluated once a distinct `MEMORY_FIELDS`: a search varies the overlap switches most.
+    Evaluated once a distinct `MEMORY_FIELDS`: a search varies the overlap switches most. The
+    classes' memory is that of the distinct rows, behind it is which of them each row has.
     """
     narrow, index = frame.narrowed(MEMORY_FIELDS)
     stages = narrow.per_class(class_memory)
@@ -198,10 +199,9 @@ def _memory(frame: Frame, limit_bytes: float) -> tuple[tuple[ClassMemory, ...],
     verdict = (likely > limit_bytes).astype(np.float64) + (high > limit_bytes)
     columns = {"peak_memory_bytes": peaks.max(axis=0), "device_memory_bytes": likely,
                "device_memory_high_bytes": high, "verdict": verdict}
-    if index is None:
-        return stages, columns
-    return tuple(stage.take(index) for stage in stages), {
-        name: column[index] for name, column in columns.items()}
+    if index is not None:
+        columns = {name: column.take(index) for name, column in columns.items()}
+    return stages, index, columns
 
 
 def _limit(system: SystemSpec, limit_bytes: float | None) -> float:
@@ -226,7 +226,7 @@ def bound(model: ModelSpec, system: SystemSpec, batch: Batch, *,
         Memory and verdict as `evaluate` gives them; step time from below.
     """
     frame = Frame.build(model, system, batch)
-    columns = _memory(frame, _limit(system, limit_bytes))[1]
+    columns = _memory(frame, _limit(system, limit_bytes))[2]
     return Bounds(Timing(frame).lower_bound_s(), columns["peak_memory_bytes"],
                   columns["device_memory_bytes"], columns["device_memory_high_bytes"],
                   columns["verdict"])
@@ -266,7 +266,9 @@ def evaluate(model: ModelSpec, system: SystemSpec, batch: Batch, *,
     if not np.all(report.ok):
         raise InputError(report.issues(int(np.argmin(report.ok))))
     frame = Frame.build(model, system, resolved)
-    stages, columns = _memory(frame, _limit(system, limit_bytes))
+    stages, index, columns = _memory(frame, _limit(system, limit_bytes))
+    if index is not None:
+        stages = tuple(stage.take(index) for stage in stages)
     timing = Timing(frame)
     step = timing.step_s()
     low, high, pair = relative_interval(model, system, resolved, batch)

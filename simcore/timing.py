@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from simcore.batch import distinct
 from simcore.data_parallel import StepEnds, step_ends, volumes
 from simcore.formulas.collectives import Collective, collective_s
 from simcore.formulas.pipeline import lower_bound_s
-from simcore.frame import Class, Frame
+from simcore.frame import SITE_FIELDS, Class, Frame
 from simcore.inputs.fields import FIELD, code
 from simcore.layer_costs import Times, weight_gradient_s
+from simcore.layout import LAYOUT_FIELDS
+from simcore.local import LOCAL_FIELDS
 from simcore.operators.base import TERMS, Term
 from simcore.saved_memory import SCHEDULE_FIELDS
 from simcore.schedule.base import makespan
@@ -44,11 +47,30 @@ class Work:
     backward_s: FloatArray
 
 
+class Ahead(NamedTuple):
+    """First micro-batch on the ranks before a rank, (n,) [s]."""
+
+    both_s: FloatArray
+    """Forward and backward."""
+    arrival_s: FloatArray
+    """Forward, with the sends to the rank."""
+
+
+WORK_FIELDS = tuple(dict.fromkeys((*LOCAL_FIELDS, *LAYOUT_FIELDS, *SITE_FIELDS,
+                                   "recompute_layers", "recompute_method", "overlap_p2p")))
+"""Fields that a micro-batch's work and sends on a rank depend on."""
+
+
 def _sum(times: Mapping[Term, FloatArray]) -> FloatArray:
     total = times[TERMS[0]]
     for term in TERMS[1:]:
         total = total + times[term]
     return total
+
+
+def _rows(values: FloatArray, index: IntArray | None) -> FloatArray:
+    """Gather values of narrowed rows; None: they are all."""
+    return values if index is None else values.take(index)
 
 
 @dataclass(frozen=True)
@@ -62,6 +84,12 @@ class Timing:
         forward = spread(_sum(times.forward))
         backward = spread(_sum(times.backward) + _sum(times.recompute))
         return Parts(forward, backward, forward)
+
+    @cached_property
+    def _narrow(self) -> tuple[Timing, IntArray | None]:
+        """Times of the rows that differ in `WORK_FIELDS`, and which of them each row has."""
+        frame, index = self.frame.narrowed(WORK_FIELDS)
+        return (self if index is None else Timing(frame)), index
 
     @cached_property
     def layers(self) -> tuple[Parts, ...]:
@@ -86,6 +114,9 @@ class Timing:
     @cached_property
     def send_s(self) -> FloatArray:
         """One pipeline send of a micro-batch's hidden states, (n,) [s]."""
+        narrow, index = self._narrow
+        if index is not None:
+            return narrow.send_s[index]
         frame, local = self.frame, self.frame.local
         pp = frame.batch["pp"]
         size = frame.spread(local.bytes_per_value * frame.model.hidden_size
@@ -157,14 +188,17 @@ class Timing:
     @cached_property
     def classes(self) -> tuple[tuple[FloatArray, FloatArray, StepEnds], ...]:
         """Forward, backward (with exposed ZeRO traffic) and step ends of each class, (n,)."""
-        work = self.frame.per_class(self._work)
+        narrow, index = self._narrow
         found = []
-        for own, volume in zip(work, volumes(self.frame), strict=True):
+        for work, volume in zip(narrow.frame.per_class(narrow.work), volumes(self.frame),
+                                strict=True):
+            own = Work(_rows(work.forward_s, index), _rows(work.backward_s, index))
             ends = step_ends(self.frame, volume, own.forward_s, own.backward_s)
             found.append((own.forward_s + ends.forward_s, own.backward_s + ends.backward_s, ends))
         return tuple(found)
 
-    def _work(self, frame: Frame, c: Class) -> Work:
+    def work(self, frame: Frame, c: Class) -> Work:
+        """Work of class c of this frame's rows, or of those of a frame made of it."""
         timing = self if frame is self.frame else Timing(frame)
         return Work(*timing.class_work(c))
 
@@ -184,17 +218,17 @@ class Timing:
         """
         frame, tables = self.frame, self.frame.tables
         before, own, ranks, alone = [], [], [], np.zeros(len(frame))
-        m = frame.microbatches
+        m, (narrow, index) = frame.microbatches, self._narrow
         # DualPipe's ranks may start from either end: nothing surely precedes them.
         starts = np.where(frame.is_dualpipe, 0.0, 1.0)
         for c, (forward, backward, ends) in enumerate(self.classes):
-            ahead_forward, ahead_backward = self._before(c)
+            both_s, arrival_s = (_rows(part, index) for part in narrow.ahead(c))
             at = frame.stage(tables.last_rank, c)
-            before.append(ahead_forward + ahead_backward)
+            before.append(both_s)
             own.append(forward + backward)
             ranks.append(at)
-            alone = np.maximum(alone, starts * (ahead_forward + at * self.edge_s)
-                               + frame.runs * (forward + backward) + ends.reduce_s)
+            alone = np.maximum(alone, starts * arrival_s + frame.runs * (forward + backward)
+                               + ends.reduce_s)
         whole = lower_bound_s(pp=frame.batch["pp"], vpp=frame.batch["vpp"],
                               num_microbatches=m, busy_before_s=np.stack(before),
                               own_s=np.stack(own), ranks_before=np.stack(ranks),
@@ -206,7 +240,7 @@ class Timing:
         return (end + self.post_s + self.overhead_s) * self.stragglers * (1.0 - 1e-12)
 
     def _is_plain(self) -> BoolArray:
-        """Rows of 1F1B whose `_before` is exact: no ZeRO traffic in a micro-batch, and MTP, where
+        """Rows of 1F1B whose `ahead` is exact: no ZeRO traffic in a micro-batch, and MTP, where
         there is any, behind all other ranks, (n,)."""
         frame, tables = self.frame, self.frame.tables
         plain = (frame.batch["schedule"] == code("schedule", "1f1b")) & (
@@ -218,12 +252,10 @@ class Timing:
         rows: BoolArray = plain
         return rows
 
-    def _before(self, c: Class) -> tuple[FloatArray, FloatArray]:
-        """Forward and backward of virtual stage 0 on the ranks before a class' last, (n,)."""
+    def ahead(self, c: Class) -> Ahead:
+        """What virtual stage 0 takes on the ranks before a class' last."""
         frame, tables = self.frame, self.frame.tables
-        counts = frame.stage(tables.before[:, :, -1], c)
-        rows = np.arange(len(frame))
-        whole = tables.before[frame.layout_index[rows], c, frame.recomputed_depth]
+        counts, whole = frame.layers_before(c), frame.whole_before(c)
         at = frame.stage(tables.last_rank, c)
         first = at > 0
         forward = first * self.embedding.forward + at * self.blocking_s
@@ -231,7 +263,7 @@ class Timing:
         for k, part in enumerate(self.layers):
             forward = forward + counts[:, k] * part.forward
             backward = backward + counts[:, k] * part.backward + whole[:, k] * part.whole
-        return forward, backward
+        return Ahead(forward + backward, forward + at * self.edge_s)
 
     def step_s(self) -> FloatArray:
         """Step time by the exact recurrence, (n,) [s]."""

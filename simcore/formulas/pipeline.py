@@ -138,7 +138,7 @@ def lower_bound_s(*, pp: IntArray, vpp: IntArray, num_microbatches: IntArray | F
     # Notes, 3.
     inner_s = trip_s + own_s * (m - 1 + np.maximum(m - behind, 0.0)) / 2
     # Notes, 2.
-    most = 1 + (m - 1) // behind
+    most = 1 + np.floor((m - 1) / behind)
     for trips in (np.minimum(2.0, most), most):
         several_s = trips * trip_s + (m - 1 - (trips - 1) * behind) * own_s
         inner_s = np.maximum(inner_s, np.where(most >= 2, several_s, 0.0))
