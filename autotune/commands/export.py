@@ -8,12 +8,10 @@ from pathlib import Path
 
 from autotune.commands.failures import DONE
 from autotune.commands.inputs import Case, Problems, output_format, read_case, text
-from autotune.formats.exported import Exported, bash_array
+from autotune.formats.exported import Exported
 from autotune.formats.launchers import LAUNCHERS, add_launcher
+from autotune.formats.targets import OWN_PROGRAM, PROGRAMS, TARGETS, write
 from simcore.errors import InputError, Issue, nearest
-
-TARGETS = ("megatron-lm", "json")
-PROGRAMS = {"megatron-lm": "pretrain_gpt.py"}
 
 
 def run(values: Mapping[str, object]) -> int:
@@ -27,8 +25,9 @@ def run(values: Mapping[str, object]) -> int:
     if launcher is not None and launcher not in LAUNCHERS:
         problems.add("--launcher", f"must be one of {', '.join(LAUNCHERS)}, got "
                      f"'{launcher[:60]}'", nearest(launcher, LAUNCHERS))
-    elif launcher is not None and target == "json":
-        problems.add("--launcher", "needs a framework, got --to json", "use --to megatron-lm")
+    elif launcher is not None and target not in PROGRAMS:
+        problems.add("--launcher", f"needs a framework that has a program, got --to {target}",
+                     f"use --to {', '.join(PROGRAMS)}")
     merged = dict(values)
     if text(values, "file") is not None:
         merged["strategy"] = values["file"]
@@ -67,20 +66,13 @@ def export(case: Case, target: str, *, launcher: str | None = None,
         if case.model.family == "custom":
             out.notes.append("the model is not built in: keep its file beside strategy.json")
         return out
-    from autotune.formats.megatron_export import export_megatron
-    from autotune.formats.megatron_model_export import add_model
-
-    out = export_megatron(case.model, case.system, row)
-    if with_model:
-        add_model(out, case.model, int(row["seq_len"]))
-    else:
-        out.notes.append("arguments of the model are left out (--with-model)")
-    out.files["args.sh"] = "# shellcheck shell=bash disable=SC2034\n" + "".join(
-        f"# {name}={value}: {why}\n" for name, (value, why) in out.env.items()
-    ) + bash_array("ARGS", out.lines)
+    out = write(target, case.model, case.system, row, with_model=with_model)
+    if with_model and target != "megatron-lm":
+        out.notes.append(f"--with-model is left out: {target} describes models in its own code")
     if launcher:
         add_launcher(out, launcher, gpus=int(row["gpus"]), system=case.system,
-                     name=case.model.name, script=PROGRAMS[target])
+                     name=case.model.name, program=PROGRAMS[target])
+        out.notes += [OWN_PROGRAM[target]] if target in OWN_PROGRAM else []
     if out.issues:
         raise InputError(out.issues)
     return out

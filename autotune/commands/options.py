@@ -258,8 +258,10 @@ def trace_parameters() -> list[Parameter]:
 def export_parameters() -> list[Parameter]:
     """Options of ``export``."""
     own = [
-        _text("to", "--to", "megatron-lm, or json: every field, resolved.", OUTPUT, "TARGET",
-              words=lambda: ("megatron-lm", "json")),
+        _text("to", "--to", "megatron-lm, megatron-bridge, torchtitan, deepspeed, fsdp, or "
+              "json: every field, resolved.", OUTPUT, "TARGET",
+              words=lambda: ("megatron-lm", "megatron-bridge", "torchtitan", "deepspeed",
+                             "fsdp", "json")),
         _text("launcher", "--launcher", "Also write what would launch it: torchrun (a script), "
               "slurm (an sbatch file) or kubernetes (a PyTorchJob). Nothing is launched.",
               OUTPUT, "KIND", words=lambda: ("torchrun", "slurm", "kubernetes")),

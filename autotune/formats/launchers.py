@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotune.formats.exported import Exported, bash_array, comment
 from simcore.inputs.system import SystemSpec
@@ -29,7 +29,7 @@ def nodes_of(gpus: int, system: SystemSpec) -> tuple[int, int]:
 
 
 def add_launcher(out: Exported, kind: str, *, gpus: int, system: SystemSpec, name: str,
-                 script: str) -> None:
+                 program: Sequence[str]) -> None:
     """Add the launcher's file; refuses numbers of GPUs that are not whole nodes."""
     nodes, per_node = nodes_of(gpus, system)
     if nodes * per_node != gpus:
@@ -39,11 +39,11 @@ def add_launcher(out: Exported, kind: str, *, gpus: int, system: SystemSpec, nam
     env = {**{k: v for k, (v, _) in out.env.items()}, **network_env(system, nodes)}
     label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "run"
     if kind == "torchrun":
-        out.files["launch.sh"] = _torchrun(out, env, nodes, per_node, script)
+        out.files["launch.sh"] = _torchrun(out, env, nodes, per_node, program)
     elif kind == "slurm":
-        out.files["job.sbatch"] = _slurm(out, env, nodes, per_node, script, label)
+        out.files["job.sbatch"] = _slurm(out, env, nodes, per_node, program, label)
     else:
-        out.files["pytorchjob.yaml"] = _kubernetes(out, env, nodes, per_node, script, label)
+        out.files["pytorchjob.yaml"] = _kubernetes(out, env, nodes, per_node, program, label)
     out.notes.append(_ORDER)
 
 
@@ -68,7 +68,7 @@ def _head(out: Exported) -> str:
 
 
 def _torchrun(out: Exported, env: Mapping[str, str], nodes: int, per_node: int,
-              script: str) -> str:
+              program: Sequence[str]) -> str:
     several = nodes > 1
     where = ('--rdzv-backend c10d --rdzv-id "${RUN_ID:-autotune}" '
              f'--rdzv-endpoint "${{MASTER_ADDR:?first node}}:${{MASTER_PORT:-{PORT}}}" '
@@ -79,11 +79,11 @@ def _torchrun(out: Exported, env: Mapping[str, str], nodes: int, per_node: int,
                if several else "")
             + _head(out) + _exports(env) + bash_array("ARGS", out.lines)
             + f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {where} \\\n"
-            + f"  {shlex.quote(script)} \"${{ARGS[@]}}\" \"$@\"\n")
+            + f"  {shlex.join(program)} \"${{ARGS[@]}}\" \"$@\"\n")
 
 
-def _slurm(out: Exported, env: Mapping[str, str], nodes: int, per_node: int, script: str,
-           label: str) -> str:
+def _slurm(out: Exported, env: Mapping[str, str], nodes: int, per_node: int,
+           program: Sequence[str], label: str) -> str:
     return ("#!/usr/bin/env bash\n"
             f"#SBATCH --job-name={label}\n#SBATCH --nodes={nodes}\n"
             f"#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node={per_node}\n"
@@ -97,15 +97,15 @@ def _slurm(out: Exported, env: Mapping[str, str], nodes: int, per_node: int, scr
             + f"srun bash -c 'exec torchrun --nnodes {nodes} --nproc-per-node {per_node} "
             + '--node-rank "$SLURM_NODEID" --master-addr "$MASTER_ADDR" '
             + "--master-port \"$MASTER_PORT\" \"$@\"' torchrun \\\n"
-            + f"  {shlex.quote(script)} \"${{ARGS[@]}}\" \"$@\"\n")
+            + f"  {shlex.join(program)} \"${{ARGS[@]}}\" \"$@\"\n")
 
 
-def _kubernetes(out: Exported, env: Mapping[str, str], nodes: int, per_node: int, script: str,
-                label: str) -> str:
+def _kubernetes(out: Exported, env: Mapping[str, str], nodes: int, per_node: int,
+                program: Sequence[str], label: str) -> str:
     import yaml
 
     # `$(NAME)` in a command is replaced by Kubernetes; `$$` stands for itself.
-    words = [word.replace("$(", "$$(") for word in (script, *out.args)]
+    words = [word.replace("$(", "$$(") for word in (*program, *out.args)]
     container = {
         "name": "pytorch", "image": "IMAGE",
         "command": ["torchrun", f"--nproc-per-node={per_node}", f"--nnodes={nodes}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.formats.exported import Exported
+from autotune.formats.exported import Exported, Row
 from autotune.formats.megatron_flags import (
     CHOICES,
     FLAG_OF_FIELD,
@@ -23,8 +23,6 @@ from simcore.inputs.fields import FIELD, MEGATRON
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.layout_notation import stages_of
-
-Row = Mapping[str, object]
 
 _EXPERTS = frozenset({"ep", "etp", "grouped_gemm", "permute_fusion", "capacity_factor",
                       "pad_to_capacity", "shared_expert_overlap", "ep_comm_overlap"})

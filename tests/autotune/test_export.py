@@ -104,6 +104,7 @@ def test_launchers_are_sound(kind: str, tmp_path: Path) -> None:
     assert not trap.exists()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("kind", ["torchrun", "slurm"])
 def test_shellcheck_is_clean(kind: str, tmp_path: Path) -> None:
     tool = shutil.which("shellcheck") or shutil.which(
