@@ -94,13 +94,15 @@ def phase_times(timing: Timing) -> list[dict[str, FloatArray]]:
     phase that sends. What is left of the step is waiting.
     """
     frame, tables, m = timing.frame, timing.frame.tables, timing.frame.runs
+    costs = [cost.times for cost in frame.layer_costs]
+    layers = [(_seconds(frame, times.recompute), _seconds(frame, times.forward))
+              for times in costs]
     found = []
     for c, (forward, backward, ends) in enumerate(timing.classes):
         counts, whole = frame.stage(tables.layers, c), frame.whole_layers(c)
         again = np.zeros(len(frame))
-        for k, cost in enumerate(frame.layer_costs):
-            again = again + counts[:, k] * _seconds(frame, cost.times.recompute) + (
-                whole[:, k] * _seconds(frame, cost.times.forward))
+        for k, (recompute_s, forward_s) in enumerate(layers):
+            again = again + counts[:, k] * recompute_s + whole[:, k] * forward_s
         head_forward, head_backward = np.zeros(len(frame)), np.zeros(len(frame))
         for here, times in _ends(frame, np.full(len(frame), c, np.int64))[1:]:
             head_forward = head_forward + here * _seconds(frame, times.forward)

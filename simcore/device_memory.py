@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simcore.activations import mlp_parts
 from simcore.frame import Frame
-from simcore.tensors import total_bytes
 from simcore.typing import FloatArray
 from simcore.units import GIB
 
@@ -155,8 +153,6 @@ def _communicators(frame: Frame) -> FloatArray:
 def _expert_share(frame: Frame) -> FloatArray:
     """Share of saved activations that grows with the rows of experts, roughly, (n,)."""
     share = np.zeros(len(frame.local.batch))
-    for kind, cost in zip(frame.model.kinds, frame.layer_costs, strict=True):
-        parts = mlp_parts(frame.local, kind)
-        rows = total_bytes((*parts.get("experts", ()), *parts.get("moe_act", ())), len(share))
-        share = np.maximum(share, rows / np.maximum(cost.saved.full, 1.0))
+    for cost in frame.layer_costs:
+        share = np.maximum(share, cost.expert_rows / np.maximum(cost.saved.full, 1.0))
     return frame.spread(share)

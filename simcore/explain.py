@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from simcore.errors import InputError, Issue
-from simcore.frame import Frame
-from simcore.memory import PHASES, STATES, RankMemory, class_memory, rank_memory
+from simcore.memory import PHASES, STATES, RankMemory, rank_memory
 from simcore.prediction import Prediction
 from simcore.tensors import Tensor
 from simcore.terms import Term
@@ -91,9 +90,7 @@ def explain_memory(prediction: Prediction, stage: int | None = None) -> Listing:
     InputError
         There is no such rank.
     """
-    whole, i = prediction.predictions.frame, prediction.index
-    frame = Frame.build(whole.model, whole.system, whole.batch.take(slice(i, i + 1)), apart=True)
-    ranks = frame.per_class(class_memory)
+    frame, ranks = prediction.alone.frame, prediction.alone.stages
     peaks = [float(rank.peak[0]) for rank in ranks]
     at = int(np.argmax(peaks)) if stage is None else stage
     if not 0 <= at < len(peaks):

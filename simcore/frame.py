@@ -126,7 +126,7 @@ class Frame:
             A row's layers cannot be laid out over its pipeline.
         """
         first, local_index = batch.group(LOCAL_FIELDS)
-        costs = local_costs(model, system, batch.take(first))
+        costs = local_costs(model, system, batch if len(batch) == 1 else batch.take(first))
         found, layout_index = layouts(model, batch)
         legal = tuple(layout for layout in found if layout is not None)
         if len(legal) < len(found):
@@ -347,7 +347,7 @@ class Frame:
         """Layers of class c's chunks that are recomputed whole, shape (n, V, K)."""
         table, depth = self.tables.first_layers, self.recomputed_depth
         if not self._recomputes_any:
-            return np.broadcast_to(0.0, (len(self), *table.shape[2:3], table.shape[-1]))
+            return np.zeros((len(self), *table.shape[2:3], table.shape[-1]))
         return _gather(table.transpose(0, 1, 3, 2, 4), c, self.layout_index, depth)
 
     @cached_property
@@ -358,7 +358,7 @@ class Frame:
         """The same of all chunks together, shape (n, K)."""
         table = self.tables.rank_first_layers
         if not self._recomputes_any:
-            return np.broadcast_to(0.0, (len(self), table.shape[-1]))
+            return np.zeros((len(self), table.shape[-1]))
         return _gather(table, c, self.layout_index, self.recomputed_depth)
 
     def layers_before(self, c: Class) -> FloatArray:

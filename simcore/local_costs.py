@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from simcore.activations import layer_saved
+from simcore.activations import layer_saved, mlp_parts
 from simcore.batch import Batch
 from simcore.head_activations import head_saved, mtp_saved
 from simcore.inputs.fields import FIELD, Kind
@@ -52,6 +52,13 @@ class LayerCost:
     def saved(self) -> Saved:
         """Bytes kept for backward, and beside them."""
         return layer_saved(self.local, self.kind)
+
+    @cached_property
+    def expert_rows(self) -> FloatArray:
+        """Bytes kept for backward that grow with the rows of experts, (u,)."""
+        parts = mlp_parts(self.local, self.kind)
+        return total_bytes((*parts.get("experts", ()), *parts.get("moe_act", ())),
+                           len(self.local.batch))
 
     @cached_property
     def parameters(self) -> RankParameters:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simcore.batch import Batch
 from simcore.breakdown import TIME_TERMS, phase_times, recomputed_flops, time_terms
-from simcore.device_memory import device_bytes
+from simcore.device_memory import DeviceMemory, device_bytes
 from simcore.errors import InputError
 from simcore.flops import model_flops_per_token
 from simcore.frame import Frame
@@ -72,6 +72,8 @@ class Predictions:
     stages : tuple of ClassMemory
         Memory of each class of ranks.
     frame : Frame
+        A single strategy's has every pipeline rank as a class of its own.
+    timing : Timing
     """
 
     model: ModelSpec
@@ -80,6 +82,7 @@ class Predictions:
     columns: Mapping[str, FloatArray]
     stages: tuple[ClassMemory, ...]
     frame: Frame
+    timing: Timing
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -139,27 +142,47 @@ class Prediction:
         }
 
     @cached_property
-    def _apart(self) -> Frame:
-        """This row alone, with every pipeline rank by itself."""
-        whole, i = self.predictions.frame, self.index
-        return Frame.build(whole.model, whole.system, whole.batch.take(slice(i, i + 1)),
-                           apart=True)
+    def alone(self) -> Alone:
+        """This row by itself, every pipeline rank a class of its own."""
+        whole, i = self.predictions, self.index
+        if len(whole) == 1:
+            return Alone(whole.frame, whole.stages, whole.timing)
+        frame = Frame.build(whole.model, whole.system, whole.batch.take(slice(i, i + 1)),
+                            apart=True)
+        return Alone(frame, frame.per_class(class_memory), Timing(frame))
 
     def _stages(self) -> list[dict[str, Any]]:
         """Memory of every pipeline rank, each with its own micro-batches in flight."""
-        return [_stage(rank, memory, self._apart)
-                for rank, memory in enumerate(self._apart.per_class(class_memory))]
+        ranks, frame = self.alone.stages, self.alone.frame
+        device = _device(frame, ranks)
+        return [_stage(rank, memory, device, frame) for rank, memory in enumerate(ranks)]
 
     def _phases(self) -> list[dict[str, Any]]:
         """Seconds of every pipeline rank by phase."""
         return [{"stage": rank, **{name: float(values[0]) for name, values in found.items()}}
-                for rank, found in enumerate(phase_times(Timing(self._apart)))]
+                for rank, found in enumerate(phase_times(self.alone.timing))]
 
 
-def _stage(rank: int, memory: ClassMemory, frame: Frame) -> dict[str, Any]:
-    device = device_bytes(frame, memory.peak, memory.dynamic, memory.activations)
-    pessimistic = {f"{name}_gib": float(getattr(device, name)[0]) / GIB
-                   for name in ("fragmentation", "imbalance", "workspaces", "expandable")}
+class Alone(NamedTuple):
+    """What one strategy's ranks hold and do, every pipeline rank a class of its own."""
+
+    frame: Frame
+    stages: tuple[ClassMemory, ...]
+    timing: Timing
+
+
+def _device(frame: Frame, stages: tuple[ClassMemory, ...]) -> DeviceMemory:
+    """What the device shows of each class, arrays of shape (C, n), or broadcasting with it."""
+    peak, dynamic, activations = (np.stack([getattr(stage, part) for stage in stages])
+                                  for part in ("peak", "dynamic", "activations"))
+    return device_bytes(frame, peak, dynamic, activations)
+
+
+def _stage(rank: int, memory: ClassMemory, device: DeviceMemory, frame: Frame) -> dict[str, Any]:
+    shape = device.likely.shape
+    pessimistic = {
+        f"{name}_gib": float(np.broadcast_to(getattr(device, name), shape)[rank, 0]) / GIB
+        for name in ("fragmentation", "imbalance", "workspaces", "expandable")}
     parts = ("weights", "gradients", "optimizer", "activations", "temporaries")
     absent = {"head": not frame.stage(frame.tables.has_head, rank)[0],
               "recompute": not frame.whole_layers(rank).any()}
@@ -167,8 +190,8 @@ def _stage(rank: int, memory: ClassMemory, frame: Frame) -> dict[str, Any]:
         "stage": rank,
         **{f"{name}_gib": float(getattr(memory, name)[0]) / GIB for name in parts},
         "peak_memory_gib": float(memory.peak[0]) / GIB,
-        "device_memory_gib": float(device.likely[0]) / GIB,
-        "device_memory_high_gib": float(device.high[0]) / GIB,
+        "device_memory_gib": float(device.likely[rank, 0]) / GIB,
+        "device_memory_high_gib": float(device.high[rank, 0]) / GIB,
         "peak_phase": PHASES[int(memory.phase[0])],
         "phases": {f"{name}_gib": None if absent.get(name) else float(value) / GIB
                    for name, value in zip(PHASES, memory.phases[0], strict=True)},
@@ -192,12 +215,11 @@ def _memory(frame: Frame, limit_bytes: float) -> tuple[
     """
     narrow, index = frame.narrowed(MEMORY_FIELDS)
     stages = narrow.per_class(class_memory)
-    peaks = np.stack([stage.peak for stage in stages])
-    device = device_bytes(narrow, peaks, np.stack([stage.dynamic for stage in stages]),
-                          np.stack([stage.activations for stage in stages]))
+    device = _device(narrow, stages)
     likely, high = device.likely.max(axis=0), device.high.max(axis=0)
     verdict = (likely > limit_bytes).astype(np.float64) + (high > limit_bytes)
-    columns = {"peak_memory_bytes": peaks.max(axis=0), "device_memory_bytes": likely,
+    peak = np.maximum.reduce([stage.peak for stage in stages])
+    columns = {"peak_memory_bytes": peak, "device_memory_bytes": likely,
                "device_memory_high_bytes": high, "verdict": verdict}
     if index is not None:
         columns = {name: column.take(index) for name, column in columns.items()}
@@ -265,7 +287,8 @@ def evaluate(model: ModelSpec, system: SystemSpec, batch: Batch, *,
     report = check(model, system, resolved, given=batch)
     if not np.all(report.ok):
         raise InputError(report.issues(int(np.argmin(report.ok))))
-    frame = Frame.build(model, system, resolved)
+    # To tell the ranks of one strategy apart costs next to nothing.
+    frame = Frame.build(model, system, resolved, apart=len(resolved) == 1)
     stages, index, columns = _memory(frame, _limit(system, limit_bytes))
     if index is not None:
         stages = tuple(stage.take(index) for stage in stages)
@@ -277,7 +300,7 @@ def evaluate(model: ModelSpec, system: SystemSpec, batch: Batch, *,
                 **time_terms(timing, step)}
     for column in columns.values():
         column.setflags(write=False)
-    return Predictions(model, system, resolved, columns, stages, frame)
+    return Predictions(model, system, resolved, columns, stages, frame, timing)
 
 
 def _rates(frame: Frame, step_s: FloatArray) -> dict[str, FloatArray]:

@@ -51,7 +51,9 @@ def state_terms(frame: Frame, c: Class) -> tuple[dict[str, tuple[Term, ...]], tu
 
 def _flat(name: str, values: FloatArray, value_bytes: FloatArray | float, source: str) -> Term:
     """One buffer of so many values."""
-    return Term("", values, np.broadcast_to(value_bytes, values.shape),
+    each = value_bytes if isinstance(value_bytes, np.ndarray) else np.full(values.shape,
+                                                                           value_bytes)
+    return Term("", values, each,
                 (Tensor(name, (values,), value_bytes, source),), is_flat=True)
 
 

@@ -80,8 +80,7 @@ class Use:
 
 def alone(prediction: Prediction) -> Frame:
     """Return the frame of one prediction, every pipeline rank a class of its own."""
-    whole, i = prediction.predictions.frame, prediction.index
-    return Frame.build(whole.model, whole.system, whole.batch.take(slice(i, i + 1)), apart=True)
+    return prediction.alone.frame
 
 
 def _uses(times: Times, frame: Frame, part: str, stage: int, *, count: float,
