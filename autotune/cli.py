@@ -6,7 +6,7 @@ Nothing heavy is imported here: a command imports what it needs when it runs, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, Signature
 
@@ -193,12 +193,26 @@ def _command(module: str, parameters: list[Parameter], text: str) -> Callable[..
     return command
 
 
-def build() -> typer.Typer:
-    """Build the application."""
+def named(arguments: Sequence[str]) -> str:
+    """Return the command that some arguments call, or nothing."""
+    known = {name for name, *_ in COMMANDS}
+    return next((word for word in arguments if word in known), "")
+
+
+def build(only: str | None = None) -> typer.Typer:
+    """Build the application.
+
+    Parameters
+    ----------
+    only : str, optional
+        The one command that gets its options, since building those of all costs more than
+        everything else that a help text needs; all commands where it is left out.
+    """
     app = typer.Typer(name="autotune", no_args_is_help=True, add_completion=True,
                       rich_markup_mode="rich", pretty_exceptions_enable=False,
                       context_settings={"help_option_names": ["-h", "--help"]})
     app.callback(epilog=EPILOG)(_root)
     for name, module, parameters, text in COMMANDS:
-        app.command(name)(_command(module, parameters(), text))
+        own = parameters() if only in (None, name) else []
+        app.command(name)(_command(module, own, text))
     return app

@@ -20,6 +20,8 @@ from simcore.errors import (
 DONE, BUG, BAD_INPUT, NOTHING_FITS = 0, 1, 2, 3
 FAILED = 1
 """Something around the program fails; no bug, but no answer either."""
+COMPLETION = "_AUTOTUNE_COMPLETE"
+"""Variable by which Typer's completion scripts ask the program."""
 INTERRUPTED = 130
 """What Typer makes of Ctrl-C."""
 MAX_LINES = 100
@@ -83,12 +85,14 @@ def guarded(arguments: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     import typer
 
-    from autotune.cli import build
+    from autotune.cli import build, named
 
     # Typer carries its own copy of click since 0.20: the bases are found, not imported.
     usage_error = cast("type[Exception]", typer.BadParameter.__mro__[1])
     click_error = cast("type[Exception]", usage_error.__mro__[1])
-    command = typer.main.get_command(build())
+    # A shell that completes a line hands it over in the environment.
+    only = None if COMPLETION in os.environ else named(arguments)
+    command = typer.main.get_command(build(only))
     try:
         status = command.main(arguments, prog_name="autotune", standalone_mode=False)
     except usage_error as error:
