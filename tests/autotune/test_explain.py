@@ -75,7 +75,7 @@ def test_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("options", "message"), [
     (("--stage", "4"), "stage: must be a pipeline rank, 0 to 3, got 4"),
     (("--stage", "x"), "--stage: must be a whole number"),
-    (("--explain", "time"), "--explain: must be memory, got 'time'")])
+    (("--explain", "speed"), "--explain: must be memory or time, got 'speed'")])
 def test_bad_questions(options: tuple[str, ...], message: str,
                        capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CASE, *options]) == 2
