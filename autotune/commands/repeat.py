@@ -48,6 +48,22 @@ def _filled(model: ModelSpec, system: SystemSpec, given: Mapping[str, Any]) -> d
     return dict(resolve(model, system, batch).row(0).items())
 
 
+TARGET = {"megatron": "megatron-lm", "megatron-bridge": "megatron-bridge",
+          "torchtitan": "torchtitan", "deepspeed": "deepspeed", "fsdp": "fsdp"}
+"""What `autotune export` writes for a framework."""
+
+
+def export_command(model: str, system: str, given: Mapping[str, Any], framework: str,
+                   file: str) -> str:
+    """Write ``autotune export`` of a saved strategy, or of these fields; empty where no target
+    is the framework's."""
+    if framework not in TARGET:
+        return ""
+    own = ["autotune", "export", file] if file else [
+        "autotune", "export", *shlex.split(predict_command(model, system, given))[2:]]
+    return shlex.join([*own, "--to", TARGET[framework]])
+
+
 def predict_command(model: str, system: str, given: Mapping[str, Any]) -> str:
     """Write ``autotune predict`` with these fields as options."""
     words = ["autotune", "predict", "--model", model, "--system", system]

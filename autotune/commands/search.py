@@ -56,14 +56,19 @@ def _with_commands(data: dict[str, Any], problem: Problem,
                    values: Mapping[str, object]) -> dict[str, Any]:
     """Add to each ranked strategy its goals, the fields to give and the command that predicts
     it again."""
-    from autotune.commands.repeat import fields_to_give, predict_command
+    from autotune.commands.repeat import export_command, fields_to_give, predict_command
+
+    name, system = str(values["model"]), str(values.get("system") or problem.system.name)
+    saved = text(values, "out")
 
     for entry in data["ranked"]:
         given = fields_to_give(problem.model, problem.system, entry["strategy"])
         entry["given"] = given
         entry["objectives"] = problem.objectives.of_entry(entry)
-        entry["command"] = predict_command(str(values["model"]),
-                                           str(values.get("system") or problem.system.name), given)
+        entry["command"] = predict_command(name, system, given)
+        entry["export_command"] = export_command(
+            name, system, given, entry["strategy"]["framework"],
+            f"{saved}/top/{entry['rank']}/strategy.yaml" if saved else "")
     return data
 
 

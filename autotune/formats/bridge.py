@@ -40,7 +40,8 @@ _RECIPES: Mapping[str, Data] = {
               "reuse_grad_buf_for_mxfp8_param_ag": True},
     "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"}}
 _QUIET = ("moe_flex_dispatcher_backend", "pipeline_dtype", "moe_router_padding_for_fp8",
-          "moe_router_fusion", "rotary_base", "offload_modules", "moe_a2a_overlap")
+          "moe_router_fusion", "rotary_base", "offload_modules", "batch_p2p_comm",
+          "moe_a2a_overlap")
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)\s*=\s*(.*)\Z", re.S)
 
 
@@ -84,6 +85,9 @@ def _literal(text: str) -> object:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if text.startswith("[") and text.endswith("]") and not set(text[1:-1]) & set("[](){}"):
+        # Hydra's lists hold bare words.
+        return [_literal(part.strip().strip("'\"")) for part in text[1:-1].split(",") if part]
     try:
         value = ast.literal_eval(text[:2000])
     except (ValueError, SyntaxError, RecursionError, MemoryError):

@@ -15,7 +15,8 @@ _QUIET = ("optimizer", "scheduler", "bf16", "bfloat16", "fp16", "zero_optimizati
           "steps_per_print", "wall_clock_breakdown", "gradient_clipping", "prescale_gradients",
           "tensorboard", "wandb", "csv_monitor", "comms_logger", "flops_profiler", "dump_state",
           "zero_allow_untested_optimizer", "gradient_predivide_factor", "checkpoint", "seed",
-          "memory_breakdown", "data_types", "tensor_parallel", "zero_force_ds_cpu_optimizer",
+          "memory_breakdown", "data_types", "communication_data_type", "tensor_parallel",
+          "zero_force_ds_cpu_optimizer",
           "load_universal_checkpoint", "use_node_local_storage", "monitor_config", "dataloader_"
           "drop_last", "elasticity", "autotuning", "data_efficiency", "curriculum_learning")
 _ZERO_QUIET = ("stage", "overlap_comm", "offload_optimizer", "contiguous_gradients",
@@ -56,6 +57,9 @@ def strategy_from(raw: Mapping[str, object], *, where: str) -> Imported:
         s["overlap_grad_reduce"] = zero.flag("overlap_comm")
     kinds = {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "bfloat16": "bf16",
              "fp16": "fp16", "float16": "fp16"}
+    # Stages 1 and 2 gather parameters at the end of the optimizer's step.
+    if s["zero"] in (1, 2) or zero.values.get("stage3_prefetch_bucket_size") == 0:
+        s["overlap_param_gather"] = False
     if dtype := _mapping(raw, "data_types").get("grad_accum_dtype"):
         s["grad_dtype"] = kinds.get(str(dtype))
     name = str(_mapping(raw, "optimizer").get("type") or "adam").lower()

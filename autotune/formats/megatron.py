@@ -105,6 +105,10 @@ def _launch(script: Script, depth: int = 0) -> tuple[list[str], Values]:
         if _score(words) > _score(best) and words[0] not in ("echo", "printf"):
             best = words
     if not best:
+        # A file to be sourced holds them in an array and starts nothing.
+        arrays = [v for v in script.values.variables.values() if isinstance(v, list)]
+        best = sorted(arrays, key=_score)[-1] if arrays else []
+    if not _score(best):
         raise InputError(Issue(script.where, "starts nothing with Megatron-LM's arguments",
                                "give the script that calls pretrain_gpt.py, or its arguments"))
     return best, script.values

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from autotune.formats.imported import Arguments, Data, Ignored, Imported
 from simcore.errors import InputError
 from simcore.inputs.load import load_model
+from simcore.layout_notation import layout_text
 
 _MODELS = {"llama3-8b": "llama3-8b", "llama3-70b": "llama3-70b", "llama3-405b": "llama3.1-405b",
            "deepseek_v3-671b": "deepseek-v3"}
@@ -55,6 +56,8 @@ def from_toml(raw: Mapping[str, object], *, where: str) -> Imported:
     elif total > 0:
         s["gbs"] = total
     s["mbs"] = (p.number("pipeline_parallel_microbatch_size", 1) if pp > 1 else local)
+    # It trains no multi-token prediction.
+    s["mtp"] = 0
     keep = p.text("fsdp_reshard_after_forward", "default")
     if keep not in ("default", "always", "never"):
         p.fail("fsdp_reshard_after_forward", "must be default, always or never")
@@ -108,11 +111,25 @@ def _pipeline(p: Arguments, pp: int, result: Imported) -> Data:
                "use 1F1B, Interleaved1F1B or GPipe")
         return {}
     found: Data = {"schedule": _SCHEDULES[name]}
-    if name == "interleaved1f1b":
+    parts = p.values.get("module_fqns_per_model_part")
+    p.read.add("module_fqns_per_model_part")
+    if isinstance(parts, list) and parts:
+        found.update(_layout(p, parts, pp))
+    elif name == "interleaved1f1b":
         # generate_llm_fqn_per_model_part: two stages a rank where no size is given.
         layers = load_model(result.model_name).num_layers if result.model_name else 0
         found["vpp"] = max(2, round(layers / pp / each)) if each and layers else 2
     return found
+
+
+def _layout(p: Arguments, parts: list[object], pp: int) -> Data:
+    """Read the modules of every chunk; the layers follow one another in the model's order."""
+    counts = [sum(str(name).startswith("layers.") for name in part) if isinstance(part, list)
+              else 0 for part in parts]
+    if len(parts) % pp:
+        p.fail("module_fqns_per_model_part", f"must be a multiple of pp ({pp}) chunks, got "
+               f"{len(parts)}")
+    return {"vpp": len(parts) // pp, "pp_layout": layout_text(counts, None)}
 
 
 def _recompute(c: Arguments, result: Imported, pp: int) -> Data:

@@ -118,6 +118,8 @@ def _best(out: Console, data: Data, limit_gib: float) -> None:
     if "command" in best:
         # One line, however long: it is there to be copied.
         out.print(cell(f"repeat     {best['command']}"), soft_wrap=True)
+    if best.get("export_command"):
+        out.print(cell(f"launch     {best['export_command']}"), soft_wrap=True)
 
 
 def _totals(out: Console, data: Data) -> None:

@@ -43,8 +43,9 @@ def test_table(width: int, capsys: pytest.CaptureFixture[str],
     assert main([*SMALL]) == 0
     out = capsys.readouterr().out
     assert "exact      yes" in out
-    # The command to repeat the best stays on one line, to be copied.
-    assert max(len(line) for line in out.splitlines() if not line.startswith("repeat")) <= width
+    # The commands to repeat and to launch the best stay on one line, to be copied.
+    assert max(len(line) for line in out.splitlines()
+               if not line.startswith(("repeat", "launch"))) <= width
 
 
 @pytest.mark.parametrize("options", [[], ["--pp", "2", "--first-stage-layers", "auto"],

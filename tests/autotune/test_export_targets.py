@@ -17,8 +17,11 @@ from autotune.commands.export import export
 from autotune.commands.inputs import Case
 from autotune.formats.bridge_export import hydra
 from autotune.formats.exported import Exported
+from autotune.formats.sniff import read_file
+from simcore import predict
 from simcore.errors import InputError
 from simcore.inputs.load import load_model, load_system
+from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +48,42 @@ DEEPSPEED: list[dict[str, Any]] = [
     {"gpus": 64}, {"gpus": 64, "zero": 2, "optimizer_offload": 1.0, "overlap_param_gather": False},
     {"gpus": 64, "optimizer_offload": 0.5, "precision": "fp16", "grad_dtype": "fp32"},
     {"gpus": 64, "pp": 4, "zero": 1, "overlap_param_gather": False, "mbs": 2}]
+MEGATRON: list[tuple[str, dict[str, Any]]] = [
+    ("llama3-70b", {"gpus": 1024, "tp": 8, "pp": 4, "vpp": 5, "tp_comm_overlap": True}),
+    ("deepseek-v3", {"gpus": 1024, "pp": 16, "ep": 32, "gbs": 2048, "pp_layout": "auto",
+                     "recompute": "mlp+moe_act", "dispatcher": "deepep", "vpp": 2}),
+    ("llama3-70b", {"gpus": 1024, "tp": 8, "pp": 4, "vpp": 5, "recompute": "full",
+                    "recompute_layers": 10}),
+    ("llama3-8b", {"gpus": 64, "cp": 2, "recompute": "layernorm", "zero": 0}),
+    ("mixtral-8x7b", {"gpus": 64, "pp": 4, "ep": 8, "capacity_factor": 1.25}),
+    ("qwen3-30b-a3b", {"gpus": 64, "ep": 8, "dispatcher": "allgather"}),
+    ("llama3-8b", {"gpus": 64, "precision": "fp8-cs", "grad_dtype": "bf16",
+                   "optimizer_offload": 0.5, "cuda_graph": "transformer_engine:attn"})]
+TRIPS = [("megatron-lm", *case) for case in MEGATRON] + [
+    ("megatron-bridge", *case) for case in BRIDGE] + [("torchtitan", *case) for case in TITAN] + [
+    # Which layers a rank holds stands in the program, not in DeepSpeed's file.
+    ("deepspeed", "llama3-8b", fields) for fields in DEEPSPEED if "pp" not in fields]
+
+
+@pytest.mark.parametrize(("target", "model", "fields"), TRIPS)
+def test_what_is_exported_is_read_back(target: str, model: str, fields: dict[str, Any],
+                                       tmp_path: Path) -> None:
+    own = {"framework": "megatron" if target == "megatron-lm" else target, **fields}
+    case = Case(load_model(model), HOPPER, Strategy(**own))
+    row = predict(case.model, HOPPER, case.strategy).to_dict()
+    out = export(case, target, with_model=target == "megatron-lm")
+    name = {"megatron-lm": "args.sh", "torchtitan": "torchtitan.toml",
+            "deepspeed": "ds_config.json"}.get(target, "overrides.txt")
+    file = tmp_path / name
+    file.write_text(out.files.get(name, "\n".join(out.args)))
+    read = read_file(str(file), kind=target, model="" if target == "megatron-lm" else model)
+    assert not [item.name for item in read.ignored]
+    # The number of GPUs is the launcher's.
+    found = Strategy.from_mapping({"gpus": fields["gpus"], **read.strategy})
+    spec = ModelSpec.model_validate(read.model) if target == "megatron-lm" else case.model
+    back = predict(spec, HOPPER, found).to_dict()
+    assert back["strategy"] == row["strategy"]
+    assert back["model"]["parameters"] == row["model"]["parameters"]
 
 
 def written(model: str, target: str, **fields: object) -> Exported:
