@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,16 @@ Column = IntArray | FloatArray
 def is_constant(column: Column) -> bool:
     """Tell whether a column is one value broadcast over all rows (stride 0), at no cost."""
     return column.strides[0] == 0 or len(column) == 1
+
+
+def constant(value: npt.NDArray[Any], size: int) -> Column:
+    """Return a number, shape () or (1,), as a column that is stored once (stride 0), read-only.
+
+    What `numpy.broadcast_to` returns, ten times faster.
+    """
+    column = np.ndarray((size,), value.dtype, value, 0, (0,))
+    column.setflags(write=False)
+    return column
 
 
 def as_column(values: object, dtype: npt.DTypeLike) -> Column:
@@ -69,7 +79,7 @@ class Batch:
         """Return a column as float64, shape (n,)."""
         column = self.columns[name]
         if self.size > 1 and is_constant(column):
-            return np.broadcast_to(np.float64(column[0]), (self.size,))
+            return cast(FloatArray, constant(column[:1].astype(np.float64), self.size))
         return column.astype(np.float64)
 
     @classmethod
@@ -81,8 +91,7 @@ class Batch:
             value = as_column(columns.get(name, UNSET), _dtype(name))
             if value.ndim == 0:
                 # A batch of one needs no stride of 0, which costs ten times a reshape.
-                value = value.reshape(1) if size == 1 else cast(
-                    Column, np.broadcast_to(value, (size,)))
+                value = value.reshape(1) if size == 1 else constant(value, size)
             full[name] = value
         return cls(full, tuple(texts), size)
 
@@ -109,7 +118,7 @@ class Batch:
         columns: dict[str, Column] = {}
         for name, column in self.columns.items():
             if column.strides[0] == 0 and len(column):
-                columns[name] = np.broadcast_to(column[0], (size,))
+                columns[name] = constant(column[:1], size)
             else:
                 columns[name] = column[index]
         return Batch(columns, self.texts, size)

@@ -244,8 +244,8 @@ def default_ends(num_layers: int, pp: IntArray, vpp: IntArray, mtp: IntArray, fi
     share = units // chunks
     with_mtp = ~even & ~accounted & (units % chunks == 0) & (share >= mtp) & (mtp > 0)
     by_text = plain | (with_mtp & ((vpp > 1) | (share - 1 - mtp < 1)))
-    free_first = np.select([even, plain, with_mtp],
-                           [num_layers // chunks * vpp, base, share * vpp - 1], NO_SPLIT)
+    free_first = np.where(even, num_layers // chunks * vpp, np.where(
+        plain, base, np.where(with_mtp, share * vpp - 1, NO_SPLIT)))
     free_last = np.where(with_mtp, free_first - mtp, free_first)
     no_first, no_last = first == UNSET, last == UNSET
     others = np.maximum(pp - 1, 1)
@@ -255,8 +255,8 @@ def default_ends(num_layers: int, pp: IntArray, vpp: IntArray, mtp: IntArray, fi
     after_first = np.where((num_layers - first) % others == 0, (num_layers - first) // others,
                            NO_SPLIT)
     free = no_first & no_last
-    new_first = np.select([free, no_first], [free_first, after_last], first)
-    new_last = np.select([free, no_last], [free_last, after_first], last)
+    new_first = np.where(free, free_first, np.where(no_first, after_last, first))
+    new_last = np.where(free, free_last, np.where(no_last, after_first, last))
     single = pp == 1
     new_first = np.where(single & no_first, num_layers, new_first)
     new_last = np.where(single & no_last, num_layers, new_last)

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from simcore.batch import Batch, Column, as_column, distinct, is_constant
+from simcore.batch import Batch, Column, as_column, constant, distinct, is_constant
 from simcore.degrees import quotient
 from simcore.inputs.codec import encode
 from simcore.inputs.fields import DEFAULT_GBS, FIELD, MEGATRON, RECOMPUTE_BIT, UNSET, code
@@ -101,7 +101,7 @@ class _Resolver:
         columns: dict[str, Column] = {}
         for name, column in self.columns.items():
             small = column.shape[0] == 1 and self.size != 1
-            columns[name] = np.broadcast_to(column[0], (self.size,)) if small else column
+            columns[name] = constant(column, self.size) if small else column
         return Batch(columns, tuple(self.texts), self.size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from simcore.batch import Batch
@@ -32,19 +33,22 @@ def fields_to_give(model: ModelSpec, system: SystemSpec,
     given = {"gpus": wanted["gpus"]}
     # A field that is given can change the defaults of others, before and behind it.
     for _ in range(3):
-        filled = _filled(model, system, given)
+        filled = _filled(model, system, tuple(given.items()))
         missing = [name for name in FIELD_NAMES if filled[name] != wanted[name]]
         for name in missing:
             if filled[name] != wanted[name]:
                 given[name] = wanted[name]
-                filled = _filled(model, system, given)
+                filled = _filled(model, system, tuple(given.items()))
         if all(filled[name] == wanted[name] for name in FIELD_NAMES):
             break
     return {name: given[name] for name in FIELD_NAMES if name in given}
 
 
-def _filled(model: ModelSpec, system: SystemSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    batch = Batch.from_strategies([Strategy(**given)])
+@lru_cache(maxsize=256)
+def _filled(model: ModelSpec, system: SystemSpec,
+            given: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    """Every field; ranked strategies begin alike."""
+    batch = Batch.from_strategies([Strategy(**dict(given))])
     return dict(resolve(model, system, batch).row(0).items())
 
 
