@@ -64,12 +64,21 @@ class Context:
         return np.asarray(self[name], np.float64)
 
     def any_of(self, name: str, *values: str) -> BoolArray:
-        """Tell where an ENUM field has one of some values."""
-        column = self[name]
+        """Tell where an ENUM field has one of some values, read-only; rules ask alike."""
+        known = self._hits.get((name, values))
+        if known is not None:
+            return known
+        column, choices = self[name], FIELD[name].choices
         hit = np.zeros(column.shape, np.bool_)
         for value in values:
-            hit |= column == FIELD[name].choices.index(value)
+            hit |= column == choices.index(value)
+        hit.setflags(write=False)
+        self._hits[name, values] = hit
         return hit
+
+    @cached_property
+    def _hits(self) -> dict[tuple[str, tuple[str, ...]], BoolArray]:
+        return {}
 
     def recomputes(self, *modules: str) -> BoolArray:
         """Tell where any of some modules is recomputed."""
@@ -121,9 +130,13 @@ class Context:
 
     def by_profile(self, ask: Callable[[str, Profile], bool]) -> BoolArray:
         """Ask something of each row's framework and profile: reads these two fields."""
-        first, index = profile_codes_of(self.batch)
+        first, index = self._profiles
         answers = np.array([ask(name, profile) for name, profile in first], np.bool_)
         return answers if len(first) == 1 else answers[index]
+
+    @cached_property
+    def _profiles(self) -> tuple[list[tuple[str, Profile]], IntArray]:
+        return profile_codes_of(self.batch)
 
     @property
     def has_dense_layers(self) -> bool:
