@@ -247,7 +247,9 @@ def _gpus(launcher: Sequence[str], values: Values, text: str) -> int:
                 return min(int(found[0]), 2**20)
         return 0
 
-    per_node = number("nproc-per-node", "ntasks-per-node", "gpus-per-node", "num-gpus")
+    # One task a node may start a torchrun of its own: then the GPUs count, not the tasks.
+    per_node = number("nproc-per-node", "num-gpus") or max(
+        number("ntasks-per-node"), number("gpus-per-node"))
     nodes = number("nnodes", "nodes", "N", "num-nodes")
     if per_node and (nodes or launcher):
         return per_node * max(1, nodes)

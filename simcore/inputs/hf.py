@@ -20,6 +20,16 @@ MODEL_TYPES = {
 }
 """`model_type` of a config, and the family that it is read as."""
 
+NOT_MODELLED = {
+    "minimax": "its lightning attention is no linear attention that is modelled",
+    "nemotron_h": "its layers hold one of Mamba, attention or MLP alone",
+    "mamba": "state-space layers are not modelled",
+    "mamba2": "state-space layers are not modelled",
+    "jamba": "state-space layers are not modelled",
+    "llama4": "its chunked attention is not modelled",
+}
+"""Families that are known and refused, and why."""
+
 _DEFAULT_SEQ_LEN = 4096
 _LLAMA3_SEQ_LEN = 8192
 _LLAMA3_VOCAB = 128256
@@ -84,7 +94,9 @@ def _model_type(config: Mapping[str, object], where: str) -> str:
         raise InputError(Issue(f"{where}: model_type", "is needed",
                                f"known: {', '.join(sorted(MODEL_TYPES))}"))
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
-        raise InputError(Issue(f"{where}: model_type", f"{str(model_type)[:60]!r} is not modelled",
+        why = NOT_MODELLED.get(str(model_type))
+        raise InputError(Issue(f"{where}: model_type", f"{str(model_type)[:60]!r} is not modelled"
+                               + (f": {why}" if why else ""),
                                nearest(str(model_type), sorted(MODEL_TYPES))))
     if wrong:
         raise InputError(Issue(f"{where}: architectures", f"{wrong[0][:80]!r} is not modelled: "

@@ -227,6 +227,46 @@ def _nemotron(reader: Reader, fields: Fields) -> Fields:
     return {**_biases(reader), "mlp_bias": reader.flag("mlp_bias", default=False)}
 
 
+def _glm4(reader: Reader, fields: Fields) -> Fields:
+    return {"attention_bias": reader.flag("attention_bias", default=True)}
+
+
+def _glm4_moe(reader: Reader, fields: Fields) -> Fields:
+    """GLM 4.5: experts behind a few dense layers, norms over heads where the config says so."""
+    width = reader.count("moe_intermediate_size", 1408)
+    shared = reader.count("n_shared_experts", 1, minimum=0)
+    return {"attention_bias": reader.flag("attention_bias", default=False),
+            "qk_norm": reader.flag("use_qk_norm", default=False),
+            "moe": {"num_experts": reader.count("n_routed_experts", 128),
+                    "topk": reader.count("num_experts_per_tok", 8), "ffn_hidden_size": width,
+                    "shared_ffn_hidden_size": shared * width},
+            "first_dense_layers": reader.count("first_k_dense_replace", 1, minimum=0),
+            "mtp_num_layers": reader.count("num_nextn_predict_layers", 0, minimum=0,
+                                           maximum=16)}
+
+
+def _ernie(reader: Reader, fields: Fields) -> Fields:
+    """ERNIE 4.5 with experts: between a first and a last layer, every so many."""
+    if reader.flag("use_bias", default=False):
+        reader.fail("use_bias", "is not modelled: the head over the vocabulary has a bias too")
+    # Of the first release's own class; that of transformers never reads them.
+    reader.seen.update(("moe_capacity", "moe_gate", "moe_gate_act", "moe_use_aux_free",
+                        "moe_norm_min", "moe_aux_loss_lambda"))
+    layers = _layers(fields)
+    width = reader.count("moe_intermediate_size", 1536)
+    shared = reader.count("moe_num_shared_experts", 2, minimum=0)
+    first = reader.count("moe_layer_start_index", 1, minimum=0)
+    last = reader.count("moe_layer_end_index", -1, minimum=-1)
+    step = reader.count("moe_layer_interval", 1)
+    last = layers - 1 if last < 0 else last
+    # The correction of the router's choice is a parameter here, though no gradient reaches it.
+    moe = {"num_experts": reader.count("num_experts", 64),
+           "topk": reader.count("num_experts_per_tok", 6), "ffn_hidden_size": width,
+           "shared_ffn_hidden_size": shared * width, "router_bias": True}
+    return {"moe": moe, "moe_layers": [first <= i <= last and (i + 1) % step == 0
+                                       for i in range(layers)]}
+
+
 def _mpt(reader: Reader, fields: Fields) -> Fields:
     """MPT as its released models are: ALiBi, no biases at all."""
     if reader.count("expansion_ratio", 4) != 4:
@@ -297,6 +337,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
                           activation=_GELU),
     "phi3": Family(_phi3, max_position_embeddings=4096),
     "olmo2": Family(_plain, {"post_norms": True, "no_pre_norms": True, "qk_norm_full": True}),
+    "glm4": Family(_glm4, {"post_norms": True}, head_dim=128, num_key_value_heads=2,
+                   max_position_embeddings=131072),
+    "glm4_moe": Family(_glm4_moe, names={"n_routed_experts": "num_local_experts"},
+                       num_key_value_heads=8, max_position_embeddings=131072),
+    "ernie4_5_moe": Family(_ernie, names={"num_experts": "moe_num_experts",
+                                          "num_experts_per_tok": "moe_k"},
+                           num_key_value_heads=4, max_position_embeddings=131072, tied=True),
     "nemotron": Family(_nemotron, _GPT, max_position_embeddings=4096, activation="relu2"),
     "mpt": Family(_mpt, {**_GPT, "rotary": False, "norm_bias": False}, _MPT_NAMES, tied=True,
                   activation="gelu", wide_mlp=True),

@@ -134,6 +134,9 @@ def test_what_is_needed(key: str) -> None:
 @pytest.mark.parametrize(("base", "changes", "key", "reason"), [
     ("llama-defaults", {"model_type": "lama"}, "model_type", "'llama'"),
     ("llama-defaults", {"model_type": "mamba2"}, "model_type", "not modelled"),
+    ("llama-defaults", {"model_type": "minimax"}, "model_type", "lightning attention"),
+    ("llama-defaults", {"model_type": "nemotron_h"}, "model_type", "Mamba"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias", "bias"),
     ("llama-defaults", {"model_type": 3}, "model_type", "not modelled"),
     ("llama-defaults", {"vision_config": {"a": 1}}, "vision_config", "multimodal"),
     ("llama-defaults", {"num_key_value_head": 2}, "num_key_value_head", "num_key_value_heads"),
