@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import types
@@ -25,12 +26,15 @@ from megatron.training.argument_utils import core_transformer_config_from_args
 from packaging.version import Version
 
 from autotune.formats.megatron_flags import CHOICES, STRATEGY_FLAGS
+from simcore.layout_notation import stages_of
 
 REFUSALS = (AssertionError, ValueError, RuntimeError, NotImplementedError, ImportError)
 RUN = ("--train-iters", "10", "--lr", "1e-4", "--min-lr", "1e-5", "--lr-decay-style", "cosine",
        "--tokenizer-type", "NullTokenizer", "--mock-data", "--transformer-impl",
        "transformer_engine")
 """What a run needs beside model and strategy."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+          "fp8": torch.uint8}
 _FUSED = ("fused_permute", "fused_permute_with_probs", "fused_sort_chunks_by_index",
           "fused_sort_chunks_by_index_with_probs", "fused_unpermute",
           "fused_topk_with_score_function", "fused_compute_score_for_moe_aux_loss",
@@ -38,7 +42,8 @@ _FUSED = ("fused_permute", "fused_permute_with_probs", "fused_sort_chunks_by_ind
 
 
 def pretend(architecture: str = "hopper", te_version: str = "2.9.0") -> None:
-    """Answer for the device and for Transformer Engine."""
+    """Answer for the device and for Transformer Engine; what Megatron logs is left out."""
+    logging.getLogger("megatron").setLevel(logging.ERROR)
     major = {"ampere": 8, "hopper": 9, "blackwell": 10}[architecture]
     torch.cuda.get_device_capability = lambda *_: (major, 0)  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(  # type: ignore
@@ -98,7 +103,8 @@ def differences(args: Any, row: Mapping[str, Any], *, is_moe: bool) -> list[str]
                   "shared_expert_overlap", "permute_fusion"]
     for name in names:
         same(name, getattr(args, plain[name].dest), row[name])
-    choices = ["precision", "cross_entropy", *(["dispatcher"] if is_moe else [])]
+    choices = ["precision", "cross_entropy", "optimizer", "rank_order",
+               *(["dispatcher"] if is_moe else [])]
     for name in choices:
         for dest, want in CHOICES[name][str(row[name])].items():
             same(name, getattr(args, dest), want)
@@ -110,6 +116,7 @@ def differences(args: Any, row: Mapping[str, Any], *, is_moe: bool) -> list[str]
         # TransformerConfig takes pp where none is given.
         same("microbatch_group_size", args.microbatch_group_size_per_vp_stage or row["pp"],
              row["microbatch_group_size"])
+    wrong += _layers(args, row) + _kernels(args, row)
     kind = row["recompute"]
     if kind == "none":
         same("recompute", args.recompute_granularity, None)
@@ -119,3 +126,42 @@ def differences(args: Any, row: Mapping[str, Any], *, is_moe: bool) -> list[str]
         same("recompute_layers", args.recompute_num_layers * row["vpp"],
              row["recompute_layers"])
     return wrong
+
+
+def _layers(args: Any, row: Mapping[str, Any]) -> list[str]:
+    """Compare which layers every chunk holds, as Megatron's own functions place them."""
+    pp, vpp = int(row["pp"]), int(row["vpp"])
+    layout = args.pipeline_model_parallel_layout
+    if row["pp_layout"] != "none":
+        counts = [text.count("t") for text in str(layout).split("|")] if isinstance(
+            layout, str) else [sum(kind.name == "decoder" for kind in layout.layout[rank][chunk])
+                               for chunk in range(vpp) for rank in range(pp)]
+        want = list(stages_of(row["pp_layout"])[0])
+        return [] if counts == want else [f"pp_layout: Megatron has {counts}, not {want}"]
+    first, last = args.decoder_first_pipeline_num_layers, args.decoder_last_pipeline_num_layers
+    ranks = pp - (first is not None) - (last is not None)
+    even = (args.num_layers - (first or 0) - (last or 0)) / max(ranks, 1)
+    ends = [even if first is None else first, even if last is None else last]
+    wanted = [row["first_stage_layers"], row["last_stage_layers"]]
+    return [] if ends == wanted else [f"stage layers: Megatron has {ends}, not {wanted}"]
+
+
+def _kernels(args: Any, row: Mapping[str, Any]) -> list[str]:
+    """Compare attention, loss, CUDA graphs and the optimizer's formats."""
+    pairs = [("attention", args.attention_backend.name, row["attention"]),
+             ("fused_rope", args.apply_rope_fusion, row["fused_rope"])]
+    if row["cross_entropy"] == "fused":
+        pairs.append(("cross_entropy_impl", args.cross_entropy_fusion_impl,
+                      row["cross_entropy_impl"]))
+    if row["precision_aware_optimizer"]:
+        pairs += [(name, getattr(args, name), DTYPES[row[name]]) for name in (
+            "main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")]
+    graph = str(row["cuda_graph"])
+    impl = {"none": "none", "local:full_iteration": "full_iteration"}.get(
+        graph, "transformer_engine")
+    pairs.append(("cuda_graph", args.cuda_graph_impl, impl))
+    if impl == "transformer_engine":
+        scopes = sorted(getattr(m, "name", m) for m in args.cuda_graph_modules)
+        pairs.append(("cuda_graph", scopes, sorted(graph.partition(":")[2].split("+"))))
+    return [f"{name}: Megatron has {got}, the strategy {want}" for name, got, want in pairs
+            if got != want]

@@ -51,6 +51,12 @@ def _state_rule(name: str) -> Rule:
                      (name, "precision_aware_optimizer"))
 
 
+def _main_grads(c: Context) -> BoolArray:
+    # validate_args: --main-grads-dtype can only be fp32 where gradients accumulate in fp32.
+    wider = c.any_of("grad_dtype", "fp32") & ~c.any_of("precision", "fp16", "fp32")
+    return mask(wider & ~c.any_of("main_grads_dtype", "fp32") & c.any_of("framework", "megatron"))
+
+
 def _offloads(c: Context) -> BoolArray:
     on: BoolArray = c.real("optimizer_offload") > 0
     return on
@@ -112,6 +118,10 @@ RULES: tuple[Rule, ...] = (
               _aware_framework, f"needs {words(MEGATRON)}",
               ("precision_aware_optimizer", "framework")),
     *(_state_rule(name) for name in _STATES),
+    make_rule("main_grads_as_accumulated",
+              ("main_grads_dtype", "grad_dtype", "precision", "framework"), _main_grads,
+              "must be fp32 in Megatron-LM where gradients are accumulated in fp32 (grad_dtype)",
+              ("main_grads_dtype", "grad_dtype")),
     make_rule("optimizer_offload_supported", ("optimizer_offload", "framework"),
               _offload_framework, lambda c: f"an optimizer on the CPU needs {words(_OFFLOAD)}, "
               f"not {c.value('framework', 0)}", ("optimizer_offload", "framework")),

@@ -128,7 +128,10 @@ CASES = [("llama3-70b", DENSE), ("deepseek-v3", MOE),
          ("llama3-8b", {"gpus": 64, "cp": 2, "recompute": "layernorm", "zero": 0}),
          ("mixtral-8x7b", {"gpus": 64, "pp": 4, "ep": 8, "capacity_factor": 1.25}),
          ("qwen3-30b-a3b", {"gpus": 64, "ep": 8, "dispatcher": "allgather"}),
-         ("llama3-8b", {"gpus": 64, "precision": "fp8-cs", "grad_dtype": "bf16"})]
+         ("llama3-8b", {"gpus": 64, "precision": "fp8-cs", "grad_dtype": "bf16"}),
+         ("deepseek-v3", {**MOE, "pp_layout": "auto", "vpp": 2}),
+         ("llama3-8b", {"gpus": 64, "exp_avg_dtype": "bf16", "grad_dtype": "bf16",
+                        "cuda_graph": "transformer_engine:attn", "attention": "unfused"})]
 
 
 @pytest.mark.oracle

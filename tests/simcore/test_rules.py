@@ -131,7 +131,8 @@ CASES: dict[str, tuple[str, str, dict, dict]] = {
         D, H, {"precision_aware_optimizer": True, "framework": FSDP},
         {"precision_aware_optimizer": True, "framework": "nemo-megatron"}),
     **{f"{name}_needs_precision_aware": (
-        D, H, {name: "bf16", "precision_aware_optimizer": False}, {name: "bf16"})
+        D, H, {name: "bf16", "precision_aware_optimizer": False, "grad_dtype": "bf16"},
+        {name: "bf16", "grad_dtype": "bf16"})
        for name in ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype",
                     "exp_avg_sq_dtype")},
     "recompute_what_exists": (D, H, {"recompute": "core_attn+moe_act"},
@@ -249,6 +250,9 @@ CASES: dict[str, tuple[str, str, dict, dict]] = {
     "cross_entropy_impl_needs_fused": (
         D, H, {"cross_entropy": "unfused", "cross_entropy_impl": "native"},
         {"cross_entropy": "fused", "cross_entropy_impl": "native"}),
+    "main_grads_as_accumulated": (
+        D, H, {"main_grads_dtype": "bf16", "grad_dtype": "fp32"},
+        {"main_grads_dtype": "bf16", "grad_dtype": "bf16"}),
     "te_loss_offered": (
         D, H, {"cross_entropy": "fused", "cross_entropy_impl": "te", "framework_version": "0.19"},
         {"cross_entropy": "fused", "cross_entropy_impl": "te", "framework_version": "0.16"}),
