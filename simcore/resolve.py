@@ -208,10 +208,10 @@ def _groups(r: _Resolver, names: tuple[str, ...],
     """Distinct values of some fields among the rows that a mask names, and where they are."""
     mask = np.broadcast_to(rows, (r.size,))
     columns = [np.broadcast_to(r[name], (r.size,))[mask] for name in names]
-    keys, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
     places = np.flatnonzero(mask)
-    return [(tuple(int(v) for v in keys[:, k]), places[inverse.ravel() == k])
-            for k in range(keys.shape[1])]
+    first, inverse = distinct(columns, len(places))
+    return [(tuple(int(column[row]) for column in columns), places[inverse == k])
+            for k, row in enumerate(first.tolist())]
 
 
 def _set(r: _Resolver, name: str, places: IntArray, value: int) -> None:
