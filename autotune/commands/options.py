@@ -202,6 +202,8 @@ def search_parameters() -> list[Parameter]:
         _text("space", "--space", "Search space (YAML): every axis a value, a list or auto; "
               "options override it. Default: the shipped space for the kind of model.",
               panel, "FILE"),
+        _text("start_from", "--start-from", "Strategy that runs today (YAML, or another program's "
+              "file): rank what differs from it in one or two axes.", panel, "FILE"),
         _text("objective", "--objective", "tokens_per_s, time_to_train, cost, memory_headroom, "
               "or several joined by commas (a Pareto set). Default: tokens_per_s.",
               panel, "NAMES"),

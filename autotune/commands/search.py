@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 def run(values: Mapping[str, object]) -> int:
     """Search, print the ranking and save it where asked."""
+    if values.get("start_from"):
+        from autotune.commands.start_from import run as run_from
+        return run_from(values)
     style = output_format(values)
     problem, options = read_problem(values)
     result = _search(problem, options, style=style)
@@ -104,8 +107,8 @@ def read_problem(values: Mapping[str, object]) -> tuple[Problem, dict[str, Any]]
     problems = Problems()
     model = problems.collect(lambda: read_model(values))
     system = problems.collect(lambda: read_system(values))
-    space = problems.collect(lambda: _space(values, model))
-    limits = _limits(values, system, problems)
+    space = problems.collect(lambda: read_space(values, model))
+    limits = memory_limits(values, system, problems)
     figures = {name: value for name, value in {
         "tokens": number(values, "tokens", problems, minimum=1, maximum=1e20),
         "price_per_gpu_hour": number(values, "price_per_gpu_hour", problems, minimum=1e-6,
@@ -131,7 +134,7 @@ def read_problem(values: Mapping[str, object]) -> tuple[Problem, dict[str, Any]]
                      "storage": text(values, "storage"), "out": out}
 
 
-def _space(values: Mapping[str, object], model: ModelSpec | None) -> SearchSpace:
+def read_space(values: Mapping[str, object], model: ModelSpec | None) -> SearchSpace:
     """Read the space and put the options over it."""
     from autotune.space import default_space, load_space
 
@@ -156,8 +159,8 @@ def _space(values: Mapping[str, object], model: ModelSpec | None) -> SearchSpace
     return over
 
 
-def _limits(values: Mapping[str, object], system: SystemSpec | None,
-            problems: Problems) -> dict[str, float]:
+def memory_limits(values: Mapping[str, object], system: SystemSpec | None,
+                  problems: Problems) -> dict[str, float]:
     """Turn the three options on memory into a utilisation and a reserve."""
     share = number(values, "memory_utilisation", problems, minimum=0.01, maximum=1)
     reserve = number(values, "memory_reserve_gib", problems, minimum=0, maximum=1e6)
