@@ -75,7 +75,7 @@ def changed(constants: Sequence[Constant], ratios: FloatArray) -> Iterator[_Chan
         if kind == "framework":
             profiles[name][rest[0]] = ratio
         elif kind == "system":
-            systems[name, rest[0], rest[1]] = ratio
+            systems |= {(one, rest[0], rest[1]): ratio for one in name.split("+")}
         else:
             module = importlib.import_module(name)
             modules.append((module, rest[0], getattr(module, rest[0])))

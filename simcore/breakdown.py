@@ -82,7 +82,7 @@ def _class_terms(timing: Timing, c: IntArray) -> dict[str, FloatArray]:
         "dp_comm_s": chosen("reduce_s") + chosen("gather_s") + m * (
             chosen("forward_s") + chosen("backward_s")),
         "optimizer_s": chosen("optimizer_s"),
-        "other_s": m * total[Term.CPU],
+        "other_s": m * (total[Term.CPU] + chosen("offload_s")),
     }
 
 

@@ -20,6 +20,10 @@ UNHIDDEN_BUCKET_SHARE = 0.03
 max(40 million, 1 million x dp) parameters (``distributed_data_parallel_config.py``): some
 thirtieth of a rank's share."""
 
+OFFLOAD_EXPOSED_SHARE = 0.25
+"""Of the time that offloaded activations travel, what neighbouring layers do not hide; fitted to
+the rows of Megatron-Bridge that offload 20 and 40 layers of llama3-70b."""
+
 
 @dataclass(frozen=True)
 class StepEnds:
@@ -35,6 +39,8 @@ class StepEnds:
         Gradient norm, clipping and the update.
     forward_s, backward_s : ndarray
         Exposed ZeRO-2/3 communication of one micro-batch.
+    offload_s : ndarray
+        What a micro-batch waits for activations on their way to the host and back.
     """
 
     reduce_s: FloatArray
@@ -42,6 +48,7 @@ class StepEnds:
     optimizer_s: FloatArray
     forward_s: FloatArray
     backward_s: FloatArray
+    offload_s: FloatArray
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,23 @@ def step_ends(frame: Frame, volume: Volumes, forward_s: FloatArray,
         at_end = np.where(zero <= 1, at_end, 0.0)
         at_start = np.where(zero <= 2, at_start, 0.0)
     return StepEnds(at_end + volume.tied_s, at_start, volume.optimizer_s, each_forward,
-                    each_backward)
+                    each_backward, _offload_s(frame))
+
+
+def _offload_s(frame: Frame) -> FloatArray:
+    """What a micro-batch waits for activations that travel to the host and back, (n,) [s].
+
+    Offloading goes with one stage, which holds all layers.
+    """
+    layers = np.maximum(frame.batch["activation_offload_layers"], 0)
+    if not np.any(layers):
+        return np.zeros(len(frame))
+    counts = np.array([frame.model.layers.count(k) for k in range(len(frame.layer_costs))])
+    each = sum((count * frame.spread(cost.saved.kept)
+                for count, cost in zip(counts, frame.layer_costs, strict=True)),
+               np.zeros(len(frame))) / counts.sum()
+    moved: FloatArray = 2.0 * layers * each / (frame.system.network.pcie_gb_per_s * GB)
+    return OFFLOAD_EXPOSED_SHARE * moved
 
 
 def _exposed(communication: FloatArray, compute: FloatArray, share: FloatArray) -> FloatArray:

@@ -151,6 +151,7 @@ def _rank_uses(frame: Frame, timing: Timing, stage: int) -> Iterator[Use]:
                   runs * float(sends[0]), float(timing.blocking_s[0]))
     once = (("zero_gather", "forward", "dp_comm", runs, step.forward_s),
             ("zero_gather_and_scatter", "backward", "dp_comm", runs, step.backward_s),
+            ("activation_offload", "backward", "other", runs, step.offload_s),
             ("gradient_reduction", "step", "dp_comm", 1.0, step.reduce_s),
             ("parameter_gather", "step", "dp_comm", 1.0, step.gather_s),
             ("optimizer", "step", "optimizer", 1.0, step.optimizer_s),

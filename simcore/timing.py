@@ -194,7 +194,8 @@ class Timing:
                                 strict=True):
             own = Work(_rows(work.forward_s, index), _rows(work.backward_s, index))
             ends = step_ends(self.frame, volume, own.forward_s, own.backward_s)
-            found.append((own.forward_s + ends.forward_s, own.backward_s + ends.backward_s, ends))
+            found.append((own.forward_s + ends.forward_s,
+                          own.backward_s + ends.backward_s + ends.offload_s, ends))
         return tuple(found)
 
     def work(self, frame: Frame, c: Class) -> Work:
@@ -320,11 +321,11 @@ class Timing:
                 forward[at] -= blocking
             for at in first:
                 backward[at] -= blocking
-        if np.any(frame.batch["zero"] >= 2):
+        if np.any((frame.batch["zero"] >= 2) | (frame.batch["activation_offload_layers"] > 0)):
             for c, (_, _, ends) in enumerate(self.classes):
                 here = (classes == c)[:, None]
                 forward += here * ends.forward_s[rows] / vpp
-                backward += here * ends.backward_s[rows] / vpp
+                backward += here * (ends.backward_s + ends.offload_s)[rows] / vpp
         return forward, backward, classes
 
     def _ends(self, rows: IntArray, pp: int, vpp: int) -> tuple[list[_Place], list[_Place]]:

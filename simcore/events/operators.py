@@ -201,6 +201,10 @@ def _sends(step: Step, kind: int, rank: int, chunk: int) -> list[_Piece]:
     timing, found = step.timing, []
     ends = timing.classes[int(step.classes[rank])][2]
     zero = float((ends.forward_s if kind in IS_FORWARD else ends.backward_s)[0])
+    offload = 0.0 if kind in IS_FORWARD else float(ends.offload_s[0])
+    if offload > 0:
+        found.append(_Piece("offload_exposed", "activation_offload", "other", "backward", -1,
+                            offload / step.chunks))
     if zero > 0:
         found.append(_Piece("zero_exposed", "zero", "data parallel",
                             "forward" if kind in IS_FORWARD else "backward", -1,
