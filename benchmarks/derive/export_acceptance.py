@@ -45,6 +45,8 @@ DRAWN_MOE: dict[str, list[Any]] = {
     "shared_expert_overlap": [None, True], "ep_comm_overlap": [None, None, True]}
 
 REASONS = {
+    "flex_dispatcher_needs_ranks": "refused later, by MoEFlexTokenDispatcher (TPxEP > 1)",
+    "moe_with_tp_needs_sp": "refused later, by MoELayer in training",
     "gpus_divide_by_expert_grid": "refused later, by parallel_state.initialize_model_parallel",
     "layers_divide": "layers of a stage at pp 1, where no argument is written",
     "recompute_layers_need_full": "a number of layers without full has no argument",
