@@ -13,14 +13,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from functools import reduce
+from typing import Any
 
 from autotune.formats.bridge_recipe import Recipe
 from autotune.formats.imported import Arguments, Data, Ignored, Imported
 from autotune.formats.megatron import from_arguments
-from autotune.formats.megatron_flags import FLAG_OF_DEST
+from autotune.formats.megatron_flags import FLAG_OF_DEST, MODEL_FLAGS
 from simcore.errors import InputError, Issue
 from simcore.inputs.fields import FIELD
 from simcore.inputs.load import load_model
+from simcore.inputs.model import ModelSpec
 
 COMMON: Mapping[str, object] = {
     "train.global_batch_size": 32, "train.micro_batch_size": 2, "dataset.seq_length": 4096,
@@ -143,10 +146,28 @@ def _imported(values: Mapping[str, object], *, name: str, where: str, model: str
         imported.model["source"] = "Megatron-Bridge overrides"
     imported.ignored = [i for i in imported.ignored if i.name not in _QUIET
                         and not i.name.startswith("--") and i.value not in ("False", "None", "[]")]
+    if spec:
+        imported.ignored += _model_overrides(arguments, spec)
     if backend in ("deepep", "hybridep") and imported.strategy.get("dispatcher") == "alltoall":
         imported.ignored.append(Ignored("model.moe_flex_dispatcher_backend", str(backend),
                                         "used only with moe_token_dispatcher_type flex"))
     return imported
+
+
+def _model_overrides(arguments: Mapping[str, object], spec: ModelSpec) -> list[Ignored]:
+    """List sizes that are set and are not those of the model that is named."""
+    found = []
+    for flag in MODEL_FLAGS:
+        value = arguments.get(flag.dest)
+        start: Any = spec
+        own = reduce(lambda part, name: getattr(part, name, None),
+                     flag.field.split("."), start)
+        if flag.field == "tied_embeddings":
+            own = not own
+        if value is not None and own is not None and str(value) != str(own):
+            found.append(Ignored(flag.bridge_key, str(value)[:80],
+                                 f"the model is {spec.name}, which has {own}"))
+    return found
 
 
 def _precision(values: Mapping[str, object], where: str) -> Data:
