@@ -98,6 +98,18 @@ def test_f4_peaks(name: str) -> None:
     assert last["peak_memory_gib"] * GIB / GB == pytest.approx(F4[name][2], rel=0.10)
 
 
+FULLEST_OVER = {"tp4-pp4-vpp5", "tp4-pp8-vpp5", "vpp10"}
+"""Layouts whose fullest rank is predicted more than a tenth over the reported figure."""
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.xfail(
+        strict=True, reason="the fullest rank is 11 to 17 % over, if it is what was reported"))
+    if name in FULLEST_OVER else name for name in F4])
+def test_f4_peaks_of_the_fullest_rank(name: str) -> None:
+    assert f4(name)["peak_memory_bytes"] / GB == pytest.approx(F4[name][2], rel=0.10)
+
+
 def test_f4_more_chunks_cost_the_last_stage_memory() -> None:
     few, many = (f4(name).to_dict()["memory"]["stages"] for name in ("tp4-pp4-vpp5", "vpp10"))
     more = (many[-1]["peak_memory_gib"] - few[-1]["peak_memory_gib"]) * GIB / GB
