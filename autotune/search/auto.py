@@ -16,7 +16,7 @@ Options = Callable[[Given], tuple[Codes, ...]]
 
 DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "gbs": ("gpus", "tp", "cp", "pp", "mbs", "vpp", "pp_layout", "microbatch_group_size"),
-    "vpp": ("pp", "pp_layout"),
+    "vpp": ("pp", "pp_layout", "schedule"),
     "etp": ("tp",),
     "sp": ("tp",),
     "cp_comm": ("cp",),
@@ -39,7 +39,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "overlap_grad_reduce": ("gpus", "tp", "pp", "zero"),
     "overlap_param_gather": ("gpus", "tp", "pp", "zero", "overlap_grad_reduce"),
     "tp_comm_overlap": ("tp", "sp"),
-    "overlap_p2p": ("pp", "vpp"),
+    "overlap_p2p": ("pp", "vpp", "schedule"),
     "ep_comm_overlap": ("ep",),
     "shared_expert_overlap": ("dispatcher", "ep_comm_overlap"),
     "delay_wgrad_compute": ("ep_comm_overlap",),

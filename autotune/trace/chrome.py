@@ -240,6 +240,9 @@ class StepTrace:
                  gathered + float(step.timing.overhead_s[0]))):
             if end > start:
                 yield _slice(thread, name, "step", start, end)
+        done = gathered + float(step.timing.overhead_s[0])
+        if step.end_s - done > GAP_S:
+            yield _slice("optimizer", "slower ranks and stragglers", "idle", done, step.end_s)
 
     def _counters(self, stage: int) -> Iterator[str]:
         track = memory_track(self.step, stage)

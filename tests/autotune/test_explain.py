@@ -62,11 +62,13 @@ def test_another_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "embedding.word_embeddings.weight" not in names
 
 
-def test_other_formats(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_formats(capsys: pytest.CaptureFixture[str],
+                       monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(csv.DictReader(io.StringIO(run(capsys, style="csv"))))
     listed = yaml.safe_load(run(capsys, style="yaml"))["explain"]["memory"]["tensors"]
     assert len(rows) == len(listed)
     assert rows[0]["shape"] == "8192x7168"
+    monkeypatch.setenv("COLUMNS", "160")
     table = run(capsys, style="table")
     assert "mlp.linear_fc1.output" in table
     assert "100.0%" in table

@@ -101,7 +101,9 @@ def test_json_and_changes(capsys: pytest.CaptureFixture[str]) -> None:
     assert costly == sorted(costly, reverse=True)
 
 
-def test_table_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_csv(capsys: pytest.CaptureFixture[str],
+                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     table = run(capsys, "--gpus", "8")
     assert "fewest GPUs that hold it" in table
     rows = list(csv.DictReader(io.StringIO(run(capsys, "--gpus", "8", "--format", "csv"))))

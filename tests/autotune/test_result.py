@@ -70,7 +70,7 @@ def test_folder(result: SearchResult, tmp_path: Path) -> None:
     assert {p.name for p in (out / "inputs").iterdir()} == {"model.yaml", "system.yaml",
                                                             "space.yaml", "problem.yaml"}
     assert {p.name for p in out.iterdir()} == {
-        "summary.json", "ranked.csv", "pareto.csv", "rejected.csv", "inputs", "top",
+        "summary.json", "ranked.csv", "pareto.csv", "cells.csv", "rejected.csv", "inputs", "top",
         "study.journal"}
     assert not list(tmp_path.glob(".autotune-*"))
     result.save(out)

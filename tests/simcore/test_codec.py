@@ -57,7 +57,7 @@ def test_parse_encode_decode(data: st.DataObject) -> None:
     ("tp", "inf", "whole"), ("tp", [1], "whole"), ("tp", "9" * 400, "whole"),
     ("optimizer_offload", 1.5, "from 0 to 1"), ("sp", "perhaps", "true or false"),
     ("precision", "bf32", "one of"),
-    ("schedule", "dualpipe", "not modelled"), ("cp_comm", "a2a+p2p", "not modelled"),
+    ("schedule", "dualpipes", "one of"), ("cp_comm", "ring", "one of"),
     ("recompute", "mlp+mlp", "twice"),
     ("recompute", "full+mlp", "stands alone"), ("recompute", "everything", "not one of"),
     ("cuda_graph", "local:attn", "full iteration"), ("pp_layout", "4;4", "text"),
