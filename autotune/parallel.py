@@ -35,7 +35,11 @@ def run_all(function: Callable[[T], R], items: Sequence[T], *, jobs: int,
     if jobs == 1 or len(items) == 1:
         stream = map(function, items)
     else:
+        import warnings
+
         from joblib import Parallel, delayed
+        # Where it is interrupted, joblib tells of processes that had gone already.
+        warnings.filterwarnings("ignore", message="Failed to kill subprocesses")
         stream = Parallel(n_jobs=jobs, return_as="generator")(
             delayed(function)(item) for item in items)
     for result in stream:

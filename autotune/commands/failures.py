@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -53,6 +54,9 @@ def warn(message: str) -> None:
 def guarded(arguments: list[str]) -> int:
     """Run the command line and turn whatever is raised into an exit status."""
     debug = "--debug" in arguments
+    if sys.stdout is None:
+        # Started with a closed stdout: there is nobody to show the answer to.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal cannot show is escaped, never a crash.
         reconfigure = getattr(stream, "reconfigure", None)
@@ -77,9 +81,25 @@ def guarded(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         say("error: interrupted")
         return BUG
+    except OSError as error:
+        return _system(error, debug=debug)
     except Exception as error:
         return _bug(error, debug=debug)
     return status
+
+
+def _system(error: OSError, *, debug: bool) -> int:
+    """Tell what the system refused: a name that is too long, a full disk; else it is a bug."""
+    if error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename or "")
+        return _bad_input((Issue(f"'{name[:60]}...'", f"has {len(name)} characters, more than a "
+                                 "file name may have", "use a shorter name"),))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        say(f"error: cannot write: {error.strerror}")
+        # What is still waiting to be written would fail once more, at the end.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        return FAILED
+    return _bug(error, debug=debug)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -24,7 +24,8 @@ def run(values: Mapping[str, object]) -> int:
     if not source:
         problems.add("PLAN", "is needed", "name a plan file (YAML)")
     if not out or (Path(out).exists() and not Path(out).is_dir()):
-        problems.add("--out", "must name a folder" + (f", got '{out[:200]}'" if out else ""))
+        problems.add("--out", f"is a file, got '{out[:200]}'" if out else "is needed",
+                     "name a folder")
     jobs = number(values, "jobs", problems, minimum=1, maximum=1024, whole=True)
     backend = (text(values, "backend") or "processes").strip().lower()
     if backend not in ("processes", "dask"):

@@ -30,6 +30,9 @@ def read_text(path: str) -> str:
         if path == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
         else:
+            if Path(path).exists() and not Path(path).is_file():
+                # A pipe or a device may have no end.
+                raise InputError(Issue(path[:200], "is not a regular file"))
             with Path(path).open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:

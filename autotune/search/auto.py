@@ -30,7 +30,7 @@ DERIVED_FROM: Mapping[str, tuple[str, ...]] = {
     "recompute_method": ("recompute", "recompute_layers"),
     "fp8_param_gather": ("precision", "zero"),
     "reuse_grad_buf": ("precision", "fp8_param_gather", "zero"),
-    "precision_aware_optimizer": ("optimizer", "zero", "main_params_dtype", "main_grads_dtype",
+    "precision_aware_optimizer": ("optimizer", "optimizer_offload", "zero", "main_params_dtype", "main_grads_dtype",
                                   "exp_avg_dtype", "exp_avg_sq_dtype"),
     "main_params_dtype": ("optimizer", "zero", "precision_aware_optimizer"),
     "exp_avg_dtype": ("optimizer", "zero", "precision_aware_optimizer"),

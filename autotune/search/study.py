@@ -78,11 +78,17 @@ def create(storage: str | None, goals: Sequence[Goal], *, name: str, sampler: An
     directions = [DIRECTION[g] for g in goals]
     metrics = [g.value for g in goals]
     opened = open_storage(storage)
-    taken: Iterable[str] = () if opened is None else optuna.get_all_study_names(opened)
-    free = next(n for n in (name if i == 1 else f"{name}-{i}" for i in range(1, 10**6))
-                if n not in set(taken))
-    study = optuna.create_study(storage=opened, study_name=free, directions=directions,
-                                sampler=sampler or optuna.samplers.RandomSampler(seed=0))
+    while True:
+        taken: Iterable[str] = () if opened is None else optuna.get_all_study_names(opened)
+        free = next(n for n in (name if i == 1 else f"{name}-{i}" for i in range(1, 10**6))
+                    if n not in set(taken))
+        try:
+            study = optuna.create_study(storage=opened, study_name=free, directions=directions,
+                                        sampler=sampler or optuna.samplers.RandomSampler(seed=0))
+            break
+        except optuna.exceptions.DuplicatedStudyError:
+            # Another process took the name in the meantime: the next one is free.
+            continue
     with warnings.catch_warnings():
         # Experimental to Optuna, and nothing depends on it but the dashboard's labels.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

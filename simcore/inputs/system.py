@@ -9,7 +9,7 @@ from pydantic import Field
 
 from simcore.inputs.model import Frozen
 
-Rate = Annotated[float, Field(gt=0, le=1e9)]
+Rate = Annotated[float, Field(ge=1e-3, le=1e9)]
 Frac = Annotated[float, Field(gt=0, le=1)]
 Micros = Annotated[float, Field(ge=0, le=1e6)]
 
