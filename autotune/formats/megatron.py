@@ -216,8 +216,8 @@ def leftovers(a: Arguments, *, reads_model: bool) -> list[Ignored]:
             continue
         if dest in _DROPOUT:
             if str(value) not in ("0", "0.0"):
-                found.append(Ignored(_spelled(dest), str(value), "dropout is not modelled: its "
-                                     "masks take memory"))
+                found.append(Ignored(_spelled(dest), str(value), "is not taken over: give the "
+                                     "field dropout, whose masks take memory"))
             continue
         if QUIET.fullmatch(dest) or QUIET.fullmatch(bare) or dest in ("bias_gelu_fusion",):
             continue
@@ -226,8 +226,9 @@ def leftovers(a: Arguments, *, reads_model: bool) -> list[Ignored]:
         found.append(Ignored(a.spelled.get(dest, dest), str(value)[:80],
                              "may change memory or time, and is not understood"))
     if reads_model:
-        found += [Ignored(_spelled(d), "0.1", "Megatron's default: dropout is not modelled, its "
-                          "masks take memory") for d in _DROPOUT if d not in a.values]
+        found += [Ignored(_spelled(d), "0.1", "Megatron's default, not taken over: give the "
+                          "field dropout, whose masks take memory")
+                  for d in _DROPOUT if d not in a.values]
     return found
 
 
