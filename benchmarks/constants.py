@@ -21,7 +21,7 @@ class Constant:
     ----------
     place : str
         ``framework NAME FIELD`` (all its versions move together), ``system NAME SECTION FIELD``
-        or ``module NAME ATTRIBUTE``.
+        (``NAME+NAME``: systems that share it) or ``module NAME ATTRIBUTE``.
     low, high : float
         Physical range.
     why : str
@@ -39,7 +39,8 @@ class Constant:
         if kind == "module":
             return [float(getattr(importlib.import_module(name), rest[0]))]
         if kind == "system":
-            return [float(getattr(getattr(load_system(name), rest[0]), rest[1]))]
+            return [float(getattr(getattr(load_system(one), rest[0]), rest[1]))
+                    for one in name.split("+")]
         found: list[float] = []
         for profile in load_framework(name).profiles:
             value = getattr(profile, rest[0])
@@ -62,6 +63,7 @@ def _frac(system: str, field: str, why: str) -> Constant:
 
 SUSTAINED = "kernels in a long step over the same kernels alone: clocks under power and heat"
 PASSES = "traffic of element-wise kernels over fused ones"
+OVER_TABLE = "training's 8- and 4-bit products over the table's inference kernels"
 PROBLEMS = (
     Problem("aleph_alpha_2023", ("aleph_alpha_2023",), (
         Constant("framework aleph-alpha-scaling data_parallel_gb_per_s", 1, 200,
@@ -90,6 +92,15 @@ PROBLEMS = (
         Constant("framework megatron-bridge elementwise_passes", 1, 5, PASSES),
         Constant("module simcore.operators.mlp EXPERT_BIAS_PASSES", 1, 5,
                  "traffic of the experts' eager bias over its kernels' own"),
+        Constant("system gb200-nvl72+gb300-nvl72+b200-sxm+b300-sxm efficiency fp8_over_table",
+                 0.8, 2, OVER_TABLE),
+        Constant("system gb200-nvl72+gb300-nvl72+b200-sxm+b300-sxm efficiency fp4_over_table",
+                 0.8, 2, OVER_TABLE),
+        Constant("system h100-sxm efficiency fp8_over_table", 0.8, 2, OVER_TABLE),
+        Constant("module simcore.kernels MX_SCALED_FRAC", 0.7, 1,
+                 "products with a scale for 32 values over those with one a tensor"),
+        Constant("module simcore.data_parallel OFFLOAD_EXPOSED_SHARE", 0, 1,
+                 "of activations' way to the host and back, what nothing hides"),
         _frac("b200-sxm", "sustained_frac", SUSTAINED),
         _frac("b300-sxm", "sustained_frac", SUSTAINED),
         _frac("gb200-nvl72", "sustained_frac", SUSTAINED),
