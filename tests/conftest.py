@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Some tests look at the benchmarks, which are not installed; behind everything that is.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 # No test asserts a time, so none may fail for one; CI draws the same examples in every run.
 settings.register_profile("dev", deadline=None)

@@ -21,7 +21,8 @@ BASE = ("--model", "llama3-8b", "--gpus", "8", "--tp", "2", "--gbs", "32")
 SEARCH_ONLY = {
     "--space", "--objective", "--sampler", "--trials", "--seed", "--jobs", "--storage", "--top",
     "--no-marginal", "--memory-limit-gib", "--memory-utilisation", "--memory-reserve-gib",
-    "--tokens", "--price-per-gpu-hour", "--out", "--pictures"}
+    "--tokens", "--price-per-gpu-hour", "--out", "--pictures",
+    "--start-from"}
 COMMON = {"--format", "--debug"}
 SUBJECT = {"--model", "--system"}
 OWN_OPTIONS = {
