@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,13 @@ from simcore.typing import FloatArray
 MIN_RAN = 5
 """Runs that a ranking group needs at least."""
 GROUP_FIELDS = ("gpus", "seq_len", "gbs", "precision", "recompute", "sp")
+QUESTION_FIELDS = ("gpus", "seq_len", "gbs", "precision", "framework", "framework_version")
+"""Fields that a search is given; what else a strategy chooses is its answer."""
+COMPOSED = ("vtrain2024/single.csv",)
+"""Tables whose times are linear in micro-batches and layers to 0.03 %, as if composed by formula:
+they say nothing of how real layouts differ."""
+NEAR = 0.12
+"""Pairs nearer than this in predicted time (logarithm) are the ones that errors can turn over."""
 
 
 def _error_summary(outcomes: Sequence[Outcome], name: str) -> dict[str, Any]:
@@ -101,6 +109,82 @@ def ranking_groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
             if sum(o.run.ran and o.step_time_s is not None for o in group) >= MIN_RAN]
 
 
+class Pair(NamedTuple):
+    """Two measured strategies that answer one question."""
+
+    first: Outcome
+    second: Outcome
+    question: tuple[str, ...]
+    gap: float
+    """ln(second / first) of the predicted step time."""
+    error: float
+    """How much that differs from the measured one: ln ratio of measured less `gap`."""
+
+    @property
+    def right(self) -> bool:
+        """Whether the predicted order is the measured one."""
+        return self.gap * (self.gap + self.error) > 0.0
+
+
+def question_pairs(outcomes: Sequence[Outcome]) -> list[Pair]:
+    """Pairs of measured runs that differ in what a search chooses, and in predicted time.
+
+    Doubtful rows and `COMPOSED` tables are left out.
+    """
+    found: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        run = outcome.run
+        if (outcome.predicted and outcome.step_time_s is not None and not run.doubtful
+                and run.file not in COMPOSED):
+            key = (run.file, run.model, str(run.num_layers or ""), run.system,
+                   run.conditions.get("kernel", ""),
+                   *(str(run.fields.get(name, "")) for name in QUESTION_FIELDS))
+            found[key].append(outcome)
+    pairs = []
+    for key, group in found.items():
+        for one, two in itertools.combinations(group, 2):
+            gap = float(np.log(float(two.predicted["step_time_s"])
+                               / float(one.predicted["step_time_s"])))
+            measured = float(np.log(float(two.step_time_s or 0.0)
+                                    / float(one.step_time_s or 0.0)))
+            if abs(gap) > 1e-6:
+                pairs.append(Pair(one, two, key, gap, measured - gap))
+    return pairs
+
+
+def order_summary(told: Sequence[tuple[Pair, float]]) -> dict[str, Any]:
+    """Count how often the order of pairs that are said to be told apart is right.
+
+    Parameters
+    ----------
+    told : sequence of (Pair, float)
+        Each with the logarithm of the ratio below which it is not told apart.
+
+    Returns
+    -------
+    dict
+        ``pairs``, ``told`` (share told apart) and ``right`` (share of these in the right order),
+        and the same of `NEAR` pairs.
+    """
+    result: dict[str, Any] = {}
+    for prefix, limit in (("", np.inf), ("near_", NEAR)):
+        own = [(p, least) for p, least in told if abs(p.gap) <= limit]
+        apart = [p for p, least in own if abs(p.gap) > least]
+        result |= {f"{prefix}pairs": len(own),
+                   f"{prefix}told": len(apart) / len(own) if own else None,
+                   f"{prefix}right": (float(np.mean([p.right for p in apart]))
+                                      if apart else None)}
+    return result
+
+
+def _order_summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The same with each prediction's ``told_apart_pct``, as a search takes it."""
+    return order_summary([
+        (p, float(np.log1p(max(float(o.predicted["told_apart_pct"])
+                               for o in (p.first, p.second)) / 100.0)))
+        for p in question_pairs([o for o in outcomes if "told_apart_pct" in o.predicted])])
+
+
 def _ranking_summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     groups = ranking_groups(outcomes)
     correlations: list[float] = []
@@ -132,7 +216,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Summarise errors of time and memory, verdicts and ranking."""
     return {"rows": len(outcomes), "skipped": sum(o.skipped is not None for o in outcomes),
             "step_time": _error_summary(outcomes, "step_time"),
-            "interval": _interval_summary(outcomes),
+            "interval": _interval_summary(outcomes), "told_apart": _order_summary(outcomes),
             "peak_memory": _error_summary(outcomes, "peak_memory"),
             "oom": _oom_summary(outcomes), "ranking": _ranking_summary(outcomes)}
 
@@ -143,7 +227,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
                 "peak_memory_gib": outcome.peak_memory_gib,
                 "oom": None if run.oom is None else int(run.oom)}
     nothing = {"step_time_s": None, "step_time_s_p10": None, "step_time_s_p90": None,
-               "peak_memory_gib": None,
+               "told_apart_pct": None, "peak_memory_gib": None,
                "device_memory_gib": None, "verdict": None}
     row: dict[str, Any] = {
         "file": run.file, "id": run.id, "model": run.model, "system": run.system,

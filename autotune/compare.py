@@ -311,6 +311,7 @@ def _predict_group(model: ModelSpec, system: SystemSpec, jobs: Sequence[_Job],
             predicted={
                 **{name: float(columns[name][at]) * job.scale for name in (
                     "step_time_s", "step_time_s_p10", "step_time_s_p90")},
+                "told_apart_pct": float(columns["told_apart_pct"][at]),
                 "peak_memory_gib": float(columns["peak_memory_bytes"][at]) / GIB,
                 "device_memory_gib": float(columns["device_memory_bytes"][at]) / GIB,
                 "verdict": VERDICTS[int(columns["verdict"][at])],

@@ -32,8 +32,8 @@ def not_told_apart(ranked: Sequence[Mapping[str, Any]]) -> list[int]:
     """Ranks whose speed cannot be told from the first's, that one included.
 
     Errors of strategies that answer one question are alike and cancel, so what counts is how
-    much errors differ within such groups of measured runs (``told_apart_pct``), not the interval
-    of each.
+    much errors differ between measured runs of one question (``told_apart_pct``), not the
+    interval of each.
     """
     if not ranked:
         return []

@@ -20,6 +20,7 @@ from simcore.inputs.fields import FRAMEWORKS, UNSET
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.inputs.yaml_io import parse_yaml, require_mapping
+from simcore.profiles import same_version
 from simcore.resolve import is_fp8
 from simcore.typing import BoolArray, FloatArray
 
@@ -48,8 +49,10 @@ class Spread(NamedTuple):
     high: float
     runs: int
     pair: float
-    """80th percentile of the size of the difference of two runs' errors within a ranking group,
-    over their system, framework and precision; 0 where no group tells."""
+    """60th percentile of the size of the difference of the errors of two runs that answer one
+    question and are near in predicted time: the order of two strategies that far apart is wrong
+    where the difference goes against it, in one of five. Shrunk to that of all runs where the
+    class has few questions."""
 
 
 def wider(own: RunClass) -> tuple[RunClass, ...]:
@@ -84,7 +87,7 @@ def spread_of(own: RunClass, known: dict[RunClass, Spread]) -> Spread:
             factor, found = WIDER_LEVELS[level], known[key]
             return Spread(found.low * factor, found.high * factor, found.runs,
                           found.pair * factor)
-    return Spread(-0.3, 0.3, 0, 0.1)
+    return Spread(-0.3, 0.3, 0, 0.15)
 
 
 def relative_interval(model: ModelSpec, system: SystemSpec, batch: Batch,
@@ -116,7 +119,7 @@ def relative_interval(model: ModelSpec, system: SystemSpec, batch: Batch,
         table[:, i] = found.low, found.high, found.pair
     low, high, pair = table[:, index.ravel()]
     factor = np.where(_unknown_version(batch, given), WIDER_PROFILE, 1.0)
-    return np.exp(low * factor), np.exp(high * factor), pair * factor
+    return np.exp(low * factor), np.exp(high * factor), np.expm1(pair * factor)
 
 
 def _unknown_version(batch: Batch, given: Batch | None) -> BoolArray:
@@ -126,5 +129,5 @@ def _unknown_version(batch: Batch, given: Batch | None) -> BoolArray:
     asked, used = given["framework_version"], batch["framework_version"]
     if np.all(asked == UNSET):
         return np.zeros(len(batch), np.bool_)
-    return np.array([a != UNSET and given.texts[a] != batch.texts[u]
+    return np.array([a != UNSET and not same_version(given.texts[a], batch.texts[u])
                      for a, u in zip(asked.tolist(), used.tolist(), strict=True)], np.bool_)

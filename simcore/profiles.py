@@ -8,12 +8,37 @@ from simcore.batch import Batch
 from simcore.inputs.fields import FRAMEWORKS, UNSET
 from simcore.inputs.framework import FrameworkSpec, Profile
 from simcore.inputs.load import load_framework
+from simcore.inputs.strategy import Strategy
 from simcore.typing import IntArray
 
 
 def version_key(version: str) -> tuple[int, ...]:
     """Numbers of a version in order, ``core_r0.14.1`` -> (0, 14, 1), for comparison."""
     return tuple(int(part[:9]) for part in re.findall(r"\d+", version))
+
+
+def same_version(one: str, two: str) -> bool:
+    """Tell whether two spellings name one version: 0.16, v0.16.0 and core_r0.16.0 do."""
+    if one == two:
+        return True
+    keys = [version_key(text) for text in (one, two)]
+    longest = max(map(len, keys))
+    first, second = (key + (0,) * (longest - len(key)) for key in keys)
+    return longest > 0 and first == second
+
+
+def missing_version(strategy: Strategy) -> str:
+    """Say which profile stands in for a version that has none; empty where it has its own."""
+    asked, name = strategy.framework_version, strategy.framework or FRAMEWORKS[0]
+    if asked is None or name not in FRAMEWORKS:
+        return ""
+    framework = load_framework(name)
+    used = select_profile(framework, asked).version
+    if same_version(asked, used):
+        return ""
+    which = "oldest" if version_key(used) > version_key(asked) else "nearest earlier"
+    return (f"framework_version: {name} {asked} has no profile; that of {used}, the {which}, "
+            "is used, and the interval is wider")
 
 
 def select_profile(framework: FrameworkSpec, version: str | None) -> Profile:

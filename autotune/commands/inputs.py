@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from autotune.commands.failures import warn
 from autotune.commands.options import FORMATS
 from simcore.errors import InputError, Issue, nearest
 from simcore.inputs.fields import FIELD_NAMES
@@ -14,6 +15,7 @@ from simcore.inputs.load import StrategyFile, load_model, load_strategy_file, lo
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.strategy import Strategy
 from simcore.inputs.system import SystemSpec
+from simcore.profiles import missing_version
 
 DEFAULT_SYSTEM = "h100-sxm"
 T = TypeVar("T")
@@ -126,6 +128,13 @@ def read_strategy(path: str) -> StrategyFile:
     return StrategyFile(path if has_model else None, None, strategy)
 
 
+def warn_of_version(strategy: Strategy) -> None:
+    """Warn where another version's profile stands in for the framework's version."""
+    message = missing_version(strategy)
+    if message:
+        warn(message)
+
+
 def read_case(values: Mapping[str, object]) -> Case:
     """Load what ``predict`` and ``check`` work on.
 
@@ -152,4 +161,5 @@ def read_case(values: Mapping[str, object]) -> Case:
     problems.settle()
     if model is None or system is None:
         raise InputError(Issue("--model", "is needed"))
+    warn_of_version(strategy)
     return Case(model, system, strategy)

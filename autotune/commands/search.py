@@ -16,9 +16,11 @@ from autotune.commands.inputs import (
     read_model,
     read_system,
     text,
+    warn_of_version,
 )
 from simcore.errors import InputError, NoFeasibleStrategyError
 from simcore.inputs.fields import DEFAULT_GBS
+from simcore.inputs.strategy import Strategy
 
 if TYPE_CHECKING:
     from autotune.search.problem import Problem
@@ -83,6 +85,14 @@ def _note_gbs(values: Mapping[str, object], data: Mapping[str, Any]) -> None:
             "divide over every data-parallel size of these GPUs; --gbs sets another")
 
 
+def _warn_of_versions(space: SearchSpace) -> None:
+    for framework in space.axes.get("framework") or (None,):
+        for version in space.axes.get("framework_version") or (None,):
+            warn_of_version(Strategy(
+                framework=None if framework is None else str(framework),
+                framework_version=None if version is None else str(version)))
+
+
 def _note_study(name: str, storage: str) -> None:
     """Say under which name a study is stored where its usual one was taken."""
     if name != "autotune":
@@ -127,6 +137,7 @@ def read_problem(values: Mapping[str, object]) -> tuple[Problem, dict[str, Any]]
         model, system, space, objective=text(values, "objective") or "tokens_per_s",
         marginal=not values.get("no_marginal"), seed=int(whole["seed"] or 0),
         top=int(whole["top"] or 10), **limits, **figures)
+    _warn_of_versions(space)
     # The rest of what can be wrong is said before anything is searched.
     problem.checked()
     return problem, {"method": (text(values, "sampler") or "auto").strip().lower(),

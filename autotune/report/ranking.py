@@ -113,8 +113,8 @@ def _best(out: Console, data: Data, limit_gib: float) -> None:
     alike = data.get("not_told_apart", ())
     if len(alike) > 1:
         out.print(cell(f"alike      {len(alike)} of the {len(ranked)} ranked cannot be told "
-                       "apart: errors on measured layouts of one question differ by up to "
-                       f"{best['told_apart_pct']:.1f} % in 8 of 10 pairs"))
+                       f"apart: of measured layouts {best['told_apart_pct']:.1f} % apart, the "
+                       "predicted order is right in 8 of 10 pairs"))
     if "command" in best:
         # One line, however long: it is there to be copied.
         out.print(cell(f"repeat     {best['command']}"), soft_wrap=True)

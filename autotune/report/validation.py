@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.accuracy import NEAR
 from autotune.report.emit import emit
 from autotune.report.published import published_error
 
@@ -93,6 +94,13 @@ def _print_words(out: Any, data: Data, cell: Any) -> None:
     if sure["n"]:
         out.print(cell(f"intervals  {sure['held']:.0%} of {sure['n']} steps lie between p10 and "
                        f"p90, {sure['median_width_pct']:.1f} % wide (median)"))
+    apart = data["summary"]["told_apart"]
+    if apart["told"]:
+        near = ("" if apart["near_right"] is None else
+                f"; of those under {NEAR:.0%} apart {apart['near_told']:.0%} and "
+                f"{apart['near_right']:.0%}")
+        out.print(cell(f"order      {apart['told']:.0%} of {apart['pairs']} pairs of one question "
+                       f"are told apart, {apart['right']:.0%} of these in the right order{near}"))
     if rank["groups"]:
         out.print(cell(f"ranking    {rank['groups']} groups, Spearman "
                        f"{rank['spearman_median'] or 0:.3f} (median), regret of the first pick "

@@ -11,16 +11,16 @@ without a fold and counts how often the interval holds the rows of that fold.
 from __future__ import annotations
 
 import csv
-import itertools
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
 
-from autotune.accuracy import ranking_groups
+from autotune.accuracy import NEAR, Pair, order_summary, question_pairs
 from autotune.compare import Library, Outcome, compare
 from autotune.kept import FOLDS, kept_folds, kept_models, kept_runs
 from simcore.interval import RunClass, Spread, spread_of, wider
@@ -34,6 +34,13 @@ PRIOR = 2.0
 TAIL = 0.07
 """Share of a class' errors beyond each end. Less than a tenth, since runs left out scatter more
 than those that the ends come from: with it 80 % of the runs left out are held."""
+PAIR_SHARE = 0.6
+"""Percentile of the size of the difference of two errors. Differences go both ways alike, so of
+strategies that far apart (1 - 0.6) / 2 = one in five are in the wrong order."""
+PAIR_CAP = 30
+"""Pairs that a question counts for at most, so that no large table decides alone."""
+PAIR_PRIOR = 5.0
+"""Questions that the next wider class counts for."""
 LOW_PRECISION = ("fp8", "mxfp8", "nvfp4")
 
 
@@ -56,13 +63,21 @@ def usable(outcomes: Iterable[Outcome]) -> list[Outcome]:
             and not o.run.doubtful]
 
 
-def pair_spread(outcomes: Sequence[Outcome]) -> float:
-    """80th percentile of the difference of two errors within a ranking group, or 0."""
-    sizes: list[float] = []
-    for group in ranking_groups(outcomes):
-        errors = [log_error(o) for o in usable(group)]
-        sizes += [abs(a - b) for a, b in itertools.combinations(errors, 2)]
-    return float(np.percentile(sizes, 80)) if sizes else 0.0
+def pair_spread(pairs: Sequence[Pair]) -> tuple[float, int]:
+    """`PAIR_SHARE` percentile of the difference of two errors, near pairs, and their questions.
+
+    A question counts as at most `PAIR_CAP` pairs.
+    """
+    near = [p for p in pairs if abs(p.gap) <= NEAR]
+    if not near:
+        return 0.0, 0
+    count = Counter(p.question for p in near)
+    sizes = np.array([abs(p.error) for p in near])
+    weights = np.array([min(1.0, PAIR_CAP / count[p.question]) for p in near])
+    order = np.argsort(sizes)
+    share = np.cumsum(weights[order]) / weights.sum()
+    at = min(int(np.searchsorted(share, PAIR_SHARE)), len(near) - 1)
+    return float(sizes[order][at]), len(count)
 
 
 def derive(outcomes: Sequence[Outcome], models: dict[str, bool]) -> dict[RunClass, Spread]:
@@ -75,6 +90,12 @@ def derive(outcomes: Sequence[Outcome], models: dict[str, bool]) -> dict[RunClas
     for outcome in usable(outcomes):
         for key in dict.fromkeys(wider(class_of(outcome, models))):
             members[key].append(outcome)
+    pairs = question_pairs(outcomes)
+    by_class: dict[RunClass, list[Pair]] = defaultdict(list)
+    for pair_of_runs in pairs:
+        for key in dict.fromkeys(wider(class_of(pair_of_runs.first, models))):
+            by_class[key].append(pair_of_runs)
+    pooled = pair_spread(pairs)[0]
     found: dict[RunClass, Spread] = {}
     for key in sorted(members, key=lambda k: (sum(part is not None for part in k), str(k))):
         runs = members[key]
@@ -82,12 +103,13 @@ def derive(outcomes: Sequence[Outcome], models: dict[str, bool]) -> dict[RunClas
             continue
         errors = np.array([log_error(o) for o in runs])
         low, high = np.quantile(errors, [TAIL, 1.0 - TAIL])
-        pair = pair_spread(runs)
+        pair, questions = pair_spread(by_class[key])
         parent = next((found[k] for k in wider(key)[1:] if k in found and k != key), None)
         if parent is not None:
             own = len(runs) / (len(runs) + PRIOR)
             low, high = own * low + (1 - own) * parent.low, own * high + (1 - own) * parent.high
-            pair = pair or parent.pair
+        prior = pooled if parent is None else parent.pair
+        pair = (questions * pair + PAIR_PRIOR * prior) / (questions + PAIR_PRIOR)
         found[key] = Spread(min(float(low), 0.0), max(float(high), 0.0), len(runs), pair)
     return found
 
@@ -110,6 +132,22 @@ def coverage(outcomes: Sequence[Outcome], models: dict[str, bool],
     return rows
 
 
+def order(outcomes: Sequence[Outcome], models: dict[str, bool]) -> dict[str, Any]:
+    """How often pairs whose two runs are left out together are told apart, and rightly."""
+    folds = kept_folds()
+
+    def fold_of(outcome: Outcome) -> int:
+        return folds[outcome.run.file, outcome.run.id]
+
+    told: list[tuple[Pair, float]] = []
+    for fold in sorted(set(folds.values())):
+        known = derive([o for o in outcomes if fold_of(o) != fold], models)
+        told += [(p, max(spread_of(class_of(o, models), known).pair
+                         for o in (p.first, p.second)))
+                 for p in question_pairs([o for o in outcomes if fold_of(o) == fold])]
+    return order_summary(told)
+
+
 def write(found: dict[RunClass, Spread]) -> None:
     """Write the data file."""
     classes = []
@@ -117,7 +155,7 @@ def write(found: dict[RunClass, Spread]) -> None:
         entry = {k: v for k, v in key._asdict().items() if v is not None}
         entry |= {"low": round(spread.low, 5), "high": round(spread.high, 5),
                   "runs": spread.runs}
-        classes.append(entry | ({"pair": round(spread.pair, 5)} if spread.pair else {}))
+        classes.append(entry | {"pair": round(spread.pair, 5)})
     head = ("# Percentiles of ln(measured / predicted) step time by class of runs; made by\n"
             "# benchmarks/derive/intervals.py from the kept measured runs.\n")
     OUT.write_text(head + yaml.safe_dump({"classes": classes}, sort_keys=False), "utf-8")
@@ -148,6 +186,11 @@ def main(argv: Sequence[str]) -> None:
         held = np.mean([r[1] for r in own])
         sys.stdout.write(f"{name or 'all':70} {len(own):5d}  holds {held:.0%}"
                          f"  width {width:.1f} %  over error {width / error:.2f}\n")
+    found = order(outcomes, models)
+    for name, which in (("", "all"), ("near_", f"under {NEAR:.0%} apart")):
+        sys.stdout.write(f"pairs of one question, left out, {which}: {found[name + 'pairs']}, "
+                         f"told apart {found[name + 'told']:.0%}, in the right order "
+                         f"{found[name + 'right']:.0%}\n")
 
 
 if __name__ == "__main__":

@@ -218,3 +218,15 @@ def test_remedies_do_not_repeat_themselves(capsys: pytest.CaptureFixture[str]) -
     assert len(set(changes)) == len(changes)
     fields = [tuple(c.split()[::2]) for c in changes if "--gpus" not in c]
     assert len(set(fields)) == len(fields)
+
+
+@pytest.mark.parametrize("command", ["predict", "check", "search"])
+def test_a_version_without_a_profile_is_warned_of(
+        command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for version, words in (("0.18", "megatron 0.18 has no profile; that of 0.16"), ("0.19", "")):
+        status = main([command, "--model", "gpt2", "--gpus", "8", "--tp", "2", "--pp", "1",
+                       "--mbs", "1", "--recompute", "full", "--framework-version", version])
+        said = capsys.readouterr().err
+        assert status == 0, said
+        assert ("warning: framework_version" in said) is bool(words)
+        assert words in said

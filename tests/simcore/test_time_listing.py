@@ -14,6 +14,7 @@ from simcore.inputs.strategy import Strategy
 from simcore.interval import RunClass, Spread, relative_interval, spread_of, spreads
 from simcore.operator_table import operator_table
 from simcore.prediction import Prediction, predict
+from simcore.profiles import missing_version
 from simcore.resolve import resolve
 from simcore.time_listing import RESOURCES, gains, uses, without
 
@@ -101,3 +102,12 @@ def test_a_version_without_a_profile_has_a_wider_interval():
         low, high, _ = relative_interval(model, system, resolve(model, system, given), given)
         width.append(float(np.log(high / low)[0]))
     assert width[1] == pytest.approx(1.25 * width[0])
+
+
+@pytest.mark.parametrize(("asked", "used"), [
+    ("0.16", ""), ("core_r0.16.0", ""), ("0.18", "of 0.16, the nearest earlier"),
+    ("0.9", "of 0.1, the nearest earlier"), ("0.0.1", "of 0.1, the oldest"),
+    ("99", "of 0.19, the nearest earlier")])
+def test_the_profile_that_stands_in_for_a_version_is_named(asked, used):
+    said = missing_version(Strategy(framework="megatron", framework_version=asked))
+    assert (used in said) if used else not said
