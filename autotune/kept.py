@@ -19,6 +19,7 @@ from simcore.inputs.yaml_io import parse_yaml, require_mapping
 
 RUNS, SOURCES, MODELS = "measured_runs.csv", "measured_sources.yaml", "measured_models.json"
 FOLDS = "measured_folds.csv"
+LEFT_OUT = "left_out_errors.json"
 CONDITIONS = ("kernel", "padded_vocab", "dense_layers", "hw", "microbatch_level_recompute")
 """Conditions that a prediction or a ranking group depends on; no others are kept."""
 COLUMNS = ("file", "id", "model", "num_layers", "system", "strategy", "conditions", "figure",
@@ -65,6 +66,16 @@ def kept_runs() -> Tables:
               for name, entry in kept_sources().items()}
     rows = csv.DictReader(_text(RUNS).splitlines())
     return Tables(tuple(_run(row, common[row["file"]]) for row in rows))
+
+
+def kept_left_out() -> dict[str, dict[str, float]]:
+    """Return errors of step time on the fold left out when constants are fitted to the others.
+
+    By set of tables; `benchmarks.refit` makes them, some minutes a set, whenever constants are
+    fitted anew.
+    """
+    found: dict[str, dict[str, float]] = json.loads(_text(LEFT_OUT))
+    return found
 
 
 def kept_folds() -> dict[tuple[str, str], int]:

@@ -4,7 +4,7 @@
 
 FOLDER holds the tables of measured runs and ``folds.csv``. A constant moves by a ratio of what
 is shipped, within its physical range; doubtful rows are never fitted to. The result is written
-to ``benchmarks/results/refit.json``.
+to ``benchmarks/results/refit.json``, the errors also to where `autotune validate` reads them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+import autotune.kept
 import simcore.profiles
 from autotune.compare import Library, compare
 from autotune.runs import Run, read_tables
@@ -32,6 +33,7 @@ from simcore.local_costs import _remembered
 from simcore.typing import BoolArray, FloatArray, IntArray
 
 RESULT = Path(__file__).with_name("results") / "refit.json"
+KEPT = Path(autotune.kept.__file__).with_name("data") / autotune.kept.LEFT_OUT
 STEP, ROUNDS, PRIOR = 0.02, 5, 0.5
 """Finite difference and Gauss-Newton rounds; how far a logarithm strays before the rows count."""
 ROBUST = 0.04
@@ -187,6 +189,20 @@ def solve(folder: Path, problem: Problem) -> dict[str, Any]:
             for i, (c, w) in enumerate(zip(constants, whole, strict=True))]}
 
 
+def keep(result: Mapping[str, Any]) -> None:
+    """Write the errors on rows left out where `validate` reads them."""
+    KEPT.write_text(json.dumps({
+        part: {"n": e["left_out_without_doubtful"]["n"],
+               "shipped_mean_pct": e["shipped"]["mean"],
+               "mean_pct": e["left_out_without_doubtful"]["mean"],
+               "p90_pct": e["left_out_without_doubtful"]["p90"],
+               "with_doubtful_n": e["left_out"]["n"],
+               "with_doubtful_mean_pct": e["left_out"]["mean"]}
+        for name, found in result.items()
+        for part, e in ((p if p == name else f"{name}, {p}", e)
+                        for p, e in found["errors"].items())}, indent=1) + "\n", "utf-8")
+
+
 def main(argv: Sequence[str]) -> int:
     """Solve the problems that are named, or all."""
     folder, names = Path(argv[0]), argv[1:]
@@ -196,6 +212,7 @@ def main(argv: Sequence[str]) -> int:
             continue
         result[problem.name] = solve(folder, problem)
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        keep(result)
         for part, found in result[problem.name]["errors"].items():
             print(part, found)
         for row in result[problem.name]["constants"]:

@@ -129,5 +129,7 @@ def _unknown_version(batch: Batch, given: Batch | None) -> BoolArray:
     asked, used = given["framework_version"], batch["framework_version"]
     if np.all(asked == UNSET):
         return np.zeros(len(batch), np.bool_)
-    return np.array([a != UNSET and not same_version(given.texts[a], batch.texts[u])
-                     for a, u in zip(asked.tolist(), used.tolist(), strict=True)], np.bool_)
+    pairs, index = np.unique(np.stack([asked, used]), axis=1, return_inverse=True)
+    unknown = np.array([a != UNSET and not same_version(given.texts[a], batch.texts[u])
+                        for a, u in pairs.astype(np.int64).T.tolist()], np.bool_)
+    return np.asarray(unknown[index.ravel()], np.bool_)

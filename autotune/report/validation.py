@@ -49,6 +49,17 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: "/".join(p) for name, p in zip(names, parts, strict=True)}
 
 
+REFIT = ("", "n", "shipped: mean", "left out: mean", "n but doubtful", "left out: mean", "p90")
+
+
+def refit_rows(found: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Rows of `REFIT`."""
+    return [[name, str(e["with_doubtful_n"]), _pct(e["shipped_mean_pct"]),
+             _pct(e["with_doubtful_mean_pct"]), str(e["n"]), _pct(e["mean_pct"]),
+             _pct(e["p90_pct"])]
+            for name, e in found.items()]
+
+
 def print_validation(data: Data) -> None:
     """Print errors by table and by system, and why rows were skipped."""
     from autotune.report.console import Column, cell, console, show
@@ -73,6 +84,12 @@ def print_validation(data: Data) -> None:
     out.print()
     by_system = [summary_row(name, summary) for name, summary in data["by_system"].items()]
     show(out, columns[:-1], by_system, title="The same by system")
+    if "refit_on_folds" in data:
+        out.print()
+        show(out, [Column(title, right=at > 0) for at, title in enumerate(REFIT)],
+             refit_rows(data["refit_on_folds"]),
+             title="Error of step time where constants are fitted to four folds, on the fifth, in "
+                   "%; shipped: fitted to all, when that was last done")
     _print_words(out, data, cell)
     skipped = Counter(row["skipped"] for row in data["rows"] if row["skipped"])
     if skipped:

@@ -24,14 +24,18 @@ from autotune.accuracy import NEAR, Pair, order_summary, question_pairs
 from autotune.compare import Library, Outcome, compare
 from autotune.kept import FOLDS, kept_folds, kept_models, kept_runs
 from simcore.interval import RunClass, Spread, spread_of, wider
+from simcore.typing import FloatArray
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "simcore" / "data" / "intervals.yaml"
 FEWEST = 6
 """Runs that a class needs for percentiles of its own."""
-PRIOR = 2.0
-"""Runs that the next wider class counts for in a class' percentiles."""
-TAIL = 0.07
+PRIOR = 3.0
+"""Models of a table that the next wider class counts for: errors of one model are alike, so it is
+these, not runs, that tell of others."""
+CAP = 60
+"""Runs that a table counts for at most in a class."""
+TAIL = 0.08
 """Share of a class' errors beyond each end. Less than a tenth, since runs left out scatter more
 than those that the ends come from: with it 80 % of the runs left out are held."""
 PAIR_SHARE = 0.6
@@ -63,6 +67,20 @@ def usable(outcomes: Iterable[Outcome]) -> list[Outcome]:
             and not o.run.doubtful]
 
 
+def table_weights(runs: Sequence[Outcome]) -> FloatArray:
+    """Weight of each run where a table counts as at most `CAP` runs, (n,)."""
+    count = Counter(o.run.file for o in runs)
+    return np.array([min(1.0, CAP / count[o.run.file]) for o in runs])
+
+
+def weighted_quantiles(values: FloatArray, weights: FloatArray,
+                       shares: Sequence[float]) -> FloatArray:
+    """Quantiles of weighted values, linear between the middles of their weights."""
+    order = np.argsort(values)
+    at = (np.cumsum(weights[order]) - weights[order] / 2.0) / weights.sum()
+    return np.interp(shares, at, values[order])
+
+
 def pair_spread(pairs: Sequence[Pair]) -> tuple[float, int]:
     """`PAIR_SHARE` percentile of the difference of two errors, near pairs, and their questions.
 
@@ -83,8 +101,8 @@ def pair_spread(pairs: Sequence[Pair]) -> tuple[float, int]:
 def derive(outcomes: Sequence[Outcome], models: dict[str, bool]) -> dict[RunClass, Spread]:
     """Return the percentiles of every class, wide ones first.
 
-    A class' own percentiles count as its runs, the next wider class' as `PRIOR` runs. The ends
-    enclose the prediction itself.
+    A class' own percentiles count as the models that it holds (a model in two tables twice), the
+    next wider class' as `PRIOR` models. The ends enclose the prediction itself.
     """
     members: dict[RunClass, list[Outcome]] = defaultdict(list)
     for outcome in usable(outcomes):
@@ -102,11 +120,12 @@ def derive(outcomes: Sequence[Outcome], models: dict[str, bool]) -> dict[RunClas
         if len(runs) < FEWEST:
             continue
         errors = np.array([log_error(o) for o in runs])
-        low, high = np.quantile(errors, [TAIL, 1.0 - TAIL])
+        low, high = weighted_quantiles(errors, table_weights(runs), (TAIL, 1.0 - TAIL))
         pair, questions = pair_spread(by_class[key])
         parent = next((found[k] for k in wider(key)[1:] if k in found and k != key), None)
         if parent is not None:
-            own = len(runs) / (len(runs) + PRIOR)
+            models_seen = len({(o.run.file, o.run.model) for o in runs})
+            own = models_seen / (models_seen + PRIOR)
             low, high = own * low + (1 - own) * parent.low, own * high + (1 - own) * parent.high
         prior = pooled if parent is None else parent.pair
         pair = (questions * pair + PAIR_PRIOR * prior) / (questions + PAIR_PRIOR)

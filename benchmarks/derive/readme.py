@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.__main__ import main as autotune
-from autotune.accuracy import memory_by_kind
+from autotune.accuracy import memory_by_kind, summarise
 from autotune.compare import Library, compare
 from autotune.kept import kept_models, kept_runs
 from autotune.report.published import published_error
@@ -207,11 +207,31 @@ def constants() -> str:
                      errors))
 
 
+def claims() -> str:
+    """Errors by GPU, dense and MoE apart, beside the two claims of the system this follows."""
+    kept = kept_models()
+    outcomes = [o for o in compare(kept_runs().runs, Library(kept=kept)) if not o.run.doubtful]
+    keys = dict.fromkeys((o.run.system, kept[o.run.model].is_moe) for o in outcomes)
+    rows = []
+    for system, experts in sorted(keys):
+        own = summarise([o for o in outcomes if o.run.system == system
+                         and kept[o.run.model].is_moe is experts])
+        row = [f"`{system}`", "MoE" if experts else "dense"]
+        for name, bar in (("step_time", 4.0), ("peak_memory", 1.0)):
+            part = own[name]
+            row += [str(part["n"]), f"{part['mean_abs_pct']:.2f}",
+                    f"{part['median_abs_pct']:.2f}", "yes" if part["mean_abs_pct"] < bar else "no"
+                    ] if part["n"] else [""] * 4
+        rows.append(tuple(row))
+    return _table(("system", "models", "step times", "mean %", "median %", "under 4 %",
+                   "memory figures", "mean %", "median %", "under 1 %"), rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "constants": constants,
     "session": session, "predicted": predicted, "space": space, "models": models,
     "systems": systems, "knobs": knobs, "accuracy": accuracy,
-    "memory": memory}
+    "memory": memory, "claims": claims}
 CHEAP = ("models", "systems", "knobs")
 
 

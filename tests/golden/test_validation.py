@@ -16,7 +16,7 @@ from autotune.accuracy import report
 from autotune.compare import Library, compare
 from autotune.kept import kept_models, kept_runs
 from autotune.report.validation import print_validation
-from benchmarks.derive.intervals import order
+from benchmarks.derive.intervals import coverage, order
 
 RATCHET = Path(__file__).with_name("validation_ratchet.json")
 SLACK_PCT = 0.05
@@ -81,3 +81,13 @@ def test_pairs_that_are_told_apart_are_in_the_right_order() -> None:
     assert out["right"] >= 0.9
     assert out["near_right"] >= 0.8
     assert out["near_told"] >= 0.3
+
+
+def test_intervals_hold_runs_left_out() -> None:
+    """Eight of ten over all, 60 to 95 % in most tables."""
+    models = kept_models()
+    outcomes = compare(kept_runs().runs, Library(kept=models))
+    rows = coverage(outcomes, {name: spec.is_moe for name, spec in models.items()})
+    assert 0.75 <= sum(row[1] for row in rows) / len(rows) <= 0.85
+    tables = [[row[1] for row in rows if row[0] == name] for name in {row[0] for row in rows}]
+    assert sum(0.6 <= sum(t) / len(t) <= 0.95 for t in tables) >= 14

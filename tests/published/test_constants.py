@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from autotune.kept import kept_left_out
 from benchmarks.constants import MOST, PROBLEMS, Constant
 from benchmarks.refit import RESULT
 
@@ -34,3 +35,11 @@ def test_every_problem_was_refitted_on_folds() -> None:
         assert {row["place"] for row in own["constants"]} == {c.place for c in problem.constants}
         assert all(row["fold_ratios"] for row in own["constants"])
         assert own["errors"][problem.name]["left_out"]["n"] > 0
+
+
+def test_validate_shows_the_errors_on_rows_left_out() -> None:
+    found, kept = json.loads(RESULT.read_text()), kept_left_out()
+    for problem in PROBLEMS:
+        errors = found[problem.name]["errors"][problem.name]
+        assert kept[problem.name]["mean_pct"] == errors["left_out_without_doubtful"]["mean"]
+        assert kept[problem.name]["with_doubtful_mean_pct"] == errors["left_out"]["mean"]
