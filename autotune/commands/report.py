@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.commands.failures import DONE
 from autotune.commands.inputs import Problems, output_format, text
-from autotune.commands.trace import save
+from autotune.files import save_text
 from simcore.errors import InputError, Issue, nearest
 
 
@@ -32,7 +32,7 @@ def run(values: Mapping[str, object]) -> int:
 
     report = make_report(Path(str(source)))
     page = report.html()
-    save(out, lambda stream: stream.write(page))
+    save_text(out, lambda stream: stream.write(page))
     found: dict[str, object] = {"file": str(out), "bytes": len(page.encode()),
                                 "figures": sorted(report.figures)}
     if folder is not None:

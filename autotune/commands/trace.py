@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
 
 from autotune.commands.failures import DONE, warn
 from autotune.commands.inputs import Problems, number, output_format, read_case, text
+from autotune.files import save_text
 from simcore.errors import InputError, Issue
 
 MAX_RANKS = 4096
@@ -52,7 +48,7 @@ def run(values: Mapping[str, object]) -> int:
                                    "--max-events")) from error
         warn(f"{error}; one rank of each pipeline stage is drawn, the others do the same")
         trace = StepTrace(step, stage_ranks(step), max_events=most)
-    count = save(Path(out), lambda stream: write_trace(stream, trace.lines(), about(trace)))
+    count = save_text(Path(out), lambda stream: write_trace(stream, trace.lines(), about(trace)))
     found = {"file": out, "events": count, "ranks": len(trace.plan.ranks),
              "microbatches_in_detail": trace.plan.opened, "step_time_s": step.end_s}
     if snapshot:
@@ -103,42 +99,3 @@ def _ranks(asked: str, total: int, stages: tuple[int, ...]) -> tuple[int, ...]:
                                    "draw fewer; ranks of a stage do the same"))
         found += range(first, last + 1)
     return tuple(dict.fromkeys(found))
-
-
-def save(path: Path, write: Callable[[TextIO], int]) -> int:
-    """Write a file beside its place and move it there, compressed where its name ends in .gz.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
-    try:
-        handle, scratch = tempfile.mkstemp(prefix=".autotune-", dir=path.absolute().parent)
-    except OSError as error:
-        raise InputError(Issue("--out", f"cannot write '{path}': {error.strerror}")) from error
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            if path.suffix == ".gz":
-                # A fixed time keeps equal traces equal.
-                with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, compresslevel=5) as packed:
-                    count = _text(packed, write)
-            else:
-                count = _text(raw, write)
-        os.chmod(scratch, 0o644)
-        os.replace(scratch, path)
-    except OSError as error:
-        Path(scratch).unlink(missing_ok=True)
-        raise InputError(Issue("--out", f"cannot write '{path}': {error.strerror}")) from error
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
-    return count
-
-
-def _text(binary: object, write: Callable[[TextIO], int]) -> int:
-    stream = io.TextIOWrapper(binary, encoding="utf-8")  # type: ignore[type-var]
-    count = write(stream)
-    stream.flush()
-    stream.detach()
-    return count

@@ -48,10 +48,10 @@ def run(values: Mapping[str, object]) -> int:
         raise NoFeasibleStrategyError("nothing fits at any of these values; 'autotune search' "
                                       "shows the nearest miss")
     if out:
-        from autotune.commands.trace import save
+        from autotune.files import save_text
         from autotune.pages.whatif import whatif_page
         page = whatif_page(found)
-        save(Path(out), lambda stream: stream.write(page))
+        save_text(Path(out), lambda stream: stream.write(page))
     from autotune.report.emit import emit
 
     def table() -> None:

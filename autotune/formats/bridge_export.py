@@ -13,20 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.formats.exported import Exported, Row, comment
-from autotune.formats.megatron_export import megatron_layout
+from autotune.formats.megatron_export import EXPERT_FIELDS, STATE_FIELDS, megatron_layout
 from autotune.formats.megatron_flags import CHOICES, FLAG_OF_FIELD, STRATEGY_FLAGS
 from simcore.inputs.fields import FIELD
 from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 
 FILE = "overrides.py"
-_EXPERTS = frozenset({"ep", "etp", "grouped_gemm", "permute_fusion", "capacity_factor",
-                      "pad_to_capacity", "shared_expert_overlap", "ep_comm_overlap"})
 _OWN = frozenset({"first_stage_layers", "last_stage_layers", "pp_layout", "vpp", "cp_comm",
-                  "microbatch_group_size", "main_params_dtype", "main_grads_dtype",
-                  "exp_avg_dtype", "exp_avg_sq_dtype", "cross_entropy_impl", "mtp",
-                  "capacity_factor", "overlap_p2p"})
-_STATES = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+                  "microbatch_group_size", "cross_entropy_impl", "mtp", "capacity_factor",
+                  "overlap_p2p", *STATE_FIELDS})
 _TORCH = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16",
           "fp8": "torch.uint8"}
 Override = tuple[str, object, str]
@@ -53,7 +49,7 @@ def export_bridge(model: ModelSpec, system: SystemSpec, row: Row) -> Exported:
     out.needs_framework(row, "megatron-bridge", "megatron", "nemo-megatron")
     overrides: list[Override] = []
     for flag in STRATEGY_FLAGS:
-        if flag.field not in _OWN and (model.is_moe or flag.field not in _EXPERTS):
+        if flag.field not in _OWN and (model.is_moe or flag.field not in EXPERT_FIELDS):
             overrides.append((flag.bridge_key, row[flag.field], _why(flag.field)))
     overrides += _pipeline(out, model, row) + _recompute(out, row) + _precision(out, row)
     overrides += _sharding(out, row) + _kernels(row) + _graph(row)
@@ -145,7 +141,7 @@ def _precision(out: Exported, row: Row) -> list[Override]:
         ("mixed_precision.grad_reduce_in_fp32", row["grad_dtype"] == "fp32", _why("grad_dtype"))]
     out.only(row, "grad_dtype", "fp32", "bf16")
     if row["precision_aware_optimizer"]:
-        found += [(_key(field), _TORCH[str(row[field])], _why(field)) for field in _STATES]
+        found += [(_key(field), _TORCH[str(row[field])], _why(field)) for field in STATE_FIELDS]
     return found
 
 

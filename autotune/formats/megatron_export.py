@@ -24,11 +24,12 @@ from simcore.inputs.model import ModelSpec
 from simcore.inputs.system import SystemSpec
 from simcore.layout_notation import stages_of
 
-_EXPERTS = frozenset({"ep", "etp", "grouped_gemm", "permute_fusion", "capacity_factor",
-                      "pad_to_capacity", "shared_expert_overlap", "ep_comm_overlap"})
-_STATES = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+EXPERT_FIELDS = frozenset({"ep", "etp", "grouped_gemm", "permute_fusion", "capacity_factor",
+                           "pad_to_capacity", "shared_expert_overlap", "ep_comm_overlap"})
+"""Fields of a model with experts."""
+STATE_FIELDS = ("main_params_dtype", "main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _OWN = frozenset({"first_stage_layers", "last_stage_layers", "pp_layout", "vpp", "cp_comm",
-                  "overlap_p2p", "microbatch_group_size", "cross_entropy_impl", *_STATES})
+                  "overlap_p2p", "microbatch_group_size", "cross_entropy_impl", *STATE_FIELDS})
 
 
 def export_megatron(model: ModelSpec, system: SystemSpec, row: Row) -> Exported:
@@ -51,7 +52,7 @@ def export_megatron(model: ModelSpec, system: SystemSpec, row: Row) -> Exported:
         out.refuse("framework", f"was predicted for {row['framework']}, got --to megatron-lm",
                    "predict it with --framework megatron first")
     for flag in STRATEGY_FLAGS:
-        if flag.field not in _OWN and (model.is_moe or flag.field not in _EXPERTS):
+        if flag.field not in _OWN and (model.is_moe or flag.field not in EXPERT_FIELDS):
             _plain(out, flag, row[flag.field])
     _pipeline(out, model, row)
     _recompute(out, row)
@@ -174,7 +175,7 @@ def _precision(out: Exported, row: Row) -> None:
     elif precision != "fp32":
         _choice(out, "grad_dtype", str(gradients))
     if row["precision_aware_optimizer"]:
-        for field in _STATES:
+        for field in STATE_FIELDS:
             _given(out, field, row[field])
     share = float(str(row["optimizer_offload"]))
     if share:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from string import Template
 from typing import Any, NamedTuple
 
@@ -114,12 +115,17 @@ def page(title: str, lead: str, sections: Sequence[Section],
     return template.substitute(
         title=escape(title), lead=escape(lead), footer=escape(footer), data=data,
         style=(folder / "page.css").read_text("utf-8"),
-        script=(folder / "page.js").read_text("utf-8"), library=library(),
+        script=_texts(folder, "draw.js", "page.js"), library=library(),
         contents="".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>'
                          for s in sections),
         sections="".join(f'<section id="{s.name}" aria-labelledby="{s.name}-title">'
                          f'<h2 id="{s.name}-title">{escape(s.title)}</h2>{s.body}</section>'
                          for s in sections))
+
+
+def _texts(folder: Traversable, *names: str) -> str:
+    """Files of a folder, one behind the other."""
+    return "".join((folder / name).read_text("utf-8") for name in names)
 
 
 def converter() -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.files import replacing
 from autotune.parallel import run_all
 from autotune.planning.spec import Plan
 from simcore.errors import InputError, Issue, NoFeasibleStrategyError, ResourceError
@@ -158,19 +157,11 @@ def write_atomic(path: Path, text: str) -> None:
     ResourceError
         It cannot be written.
     """
-    scratch = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=".autotune-", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(scratch, 0o644)
-        os.replace(scratch, path)
+        with replacing(path) as stream:
+            stream.write(text.encode())
     except OSError as error:
-        if scratch is not None:
-            Path(scratch).unlink(missing_ok=True)
         raise ResourceError(f"cannot write '{path}': {error.strerror}") from error
 
 

@@ -47,6 +47,7 @@ class Page:
         ui.add_css((folder / "page.css").read_text("utf-8") + (folder / "served.css").read_text(
             "utf-8"))
         ui.add_body_html(f"<script>{library()}</script><script>"
+                         + (folder / "draw.js").read_text("utf-8")
                          + (folder / "served.js").read_text("utf-8") + "</script>")
         with ui.row(wrap=False).classes("served w-full"):
             with ui.column().classes("choices"):

@@ -6,13 +6,12 @@ segments and of a trace of allocations, whose stack frames hold the tensors' nam
 
 from __future__ import annotations
 
-import os
 import pickle
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.files import replacing
 from simcore.errors import InputError, Issue
 from simcore.events import Step, memory_track
 from simcore.events.queue import IS_FORWARD, RELEASES
@@ -118,11 +117,8 @@ def write_snapshot(path: Path, step: Step) -> int:
     """
     data = snapshot(step, fullest_rank(step))
     try:
-        handle, scratch = tempfile.mkstemp(prefix=".autotune-", dir=path.absolute().parent)
-        with os.fdopen(handle, "wb") as stream:
+        with replacing(path) as stream:
             pickle.dump(data, stream, protocol=PICKLE_PROTOCOL)
-        os.chmod(scratch, 0o644)
-        os.replace(scratch, path)
     except OSError as error:
         raise InputError(Issue("--memory-snapshot", f"cannot write '{path}': {error.strerror}")
                          ) from error

@@ -13,7 +13,6 @@ import numpy as np
 
 from simcore.events.queue import IS_FORWARD, RELEASES
 from simcore.events.step import Step
-from simcore.frame import Frame
 from simcore.memory import PHASES, rank_bytes
 from simcore.typing import FloatArray
 
@@ -48,9 +47,7 @@ def memory_track(step: Step, rank: int) -> MemoryTrack:
     rank : int
         Pipeline rank.
     """
-    frame = step.frame
-    alone = Frame.build(frame.model, frame.system, frame.batch, apart=True)
-    held = rank_bytes(alone, rank)
+    held = rank_bytes(step.frame_of_ranks, rank)
     chunks, static = held.chunks[0].tolist(), float(held.static[0])
     beside = {name: float(held.moments[i, 0]) for i, name in enumerate(PHASES[:-1])}
     in_backward = max(beside["backward"], beside["recompute"])

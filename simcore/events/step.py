@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -85,6 +86,12 @@ class Step:
     def frame(self) -> Frame:
         """The batch of one."""
         return self.timing.frame
+
+    @cached_property
+    def frame_of_ranks(self) -> Frame:
+        """The batch of one with every pipeline rank a class of its own, for memory."""
+        frame = self.frame
+        return Frame.build(frame.model, frame.system, frame.batch, apart=True)
 
     @property
     def busy_s(self) -> FloatArray:

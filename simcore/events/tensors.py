@@ -5,24 +5,18 @@ from __future__ import annotations
 from simcore.events.operators import chunk_layers
 from simcore.events.queue import IS_FORWARD
 from simcore.events.step import Step
-from simcore.frame import Frame
 from simcore.memory import PHASES, RankBytes, class_memory, rank_bytes
 
 Named = list[tuple[str, float]]
 
 
-def _alone(step: Step) -> Frame:
-    frame = step.frame
-    return Frame.build(frame.model, frame.system, frame.batch, apart=True)
-
-
 def _held(step: Step, rank: int) -> RankBytes:
-    return rank_bytes(_alone(step), rank)
+    return rank_bytes(step.frame_of_ranks, rank)
 
 
 def static_tensors(step: Step, rank: int) -> Named:
     """Return what is held from the start to the end of a step [B]."""
-    memory = class_memory(_alone(step), rank)
+    memory = class_memory(step.frame_of_ranks, rank)
     parts = [("weights", float(memory.weights[0])), ("gradients", float(memory.gradients[0])),
              ("optimizer states", float(memory.optimizer[0]))]
     rest = float(_held(step, rank).static[0]) - sum(size for _, size in parts)

@@ -3,17 +3,6 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
-  function config() {
-    const ink = dark.matches ? "#e9ebef" : "#16181d";
-    const line = dark.matches ? "#383c45" : "#d5d8de";
-    const axis = { labelColor: ink, titleColor: ink, gridColor: line, domainColor: ink,
-                   tickColor: ink };
-    return { background: null, font: "system-ui, sans-serif", axis,
-             legend: { labelColor: ink, titleColor: ink, symbolFillColor: "#8c8c8c" },
-             header: { labelColor: ink, titleColor: ink },
-             title: { color: ink }, view: { stroke: line }, text: { color: ink } };
-  }
-
   // Vega's expressions are compiled once; the pictures are drawn when they come into view, so
   // that a long page opens at once, and before printing.
   const waiting = new Map();
@@ -21,19 +10,7 @@
     if (!waiting.has(box)) return;
     const spec = waiting.get(box);
     waiting.delete(box);
-    const options = { actions: false, renderer: "svg", config: config(),
-                      tooltip: { theme: dark.matches ? "dark" : "light" } };
-    try {
-      await vegaEmbed(box, spec, options);
-      const picture = box.querySelector("svg");
-      picture.setAttribute("role", "img");
-      picture.setAttribute("aria-label", spec.description || "");
-      box.dataset.drawn = "yes";
-    } catch (error) {
-      box.textContent = "This figure could not be drawn: " + error.message;
-      box.dataset.drawn = "failed";
-      console.error(error);
-    }
+    await autotuneDraw(box, spec);
   }
 
   function queue() {
